@@ -1,0 +1,28 @@
+"""Errors that reach the user. The command line prints `str(error)` as one line and exits with `exit_code`.
+
+Any other exception is a bug of ours and keeps its traceback.
+"""
+
+
+class PacelineError(Exception):
+    """A failure that is not the user's doing (a full disk, a lost rank)."""
+
+    exit_code = 1
+
+
+class UserError(PacelineError):
+    """A mistake the user can mend. The message gives the value, the reason and what to do."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """A configuration that cannot work; the message names the flag to change."""
+
+
+class DataError(UserError):
+    """A file or stream of data that is not what it should be; the message names file and place."""
+
+
+class RunError(UserError):
+    """A run folder that is missing, unfinished or damaged."""

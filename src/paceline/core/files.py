@@ -1,0 +1,63 @@
+"""Files that are either wholly there or not there at all, and their hashes."""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+HASH_CHUNK_BYTES = 1 << 20
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path, *, mode: str = "wb") -> Iterator[IO[Any]]:
+    """A file to write to that appears under `path` only when the block ends without an error.
+
+    It is written beside its destination, flushed to the disk, then renamed; a crash leaves at most a `.tmp` file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename inside `folder` survive a power cut. Where a folder cannot be opened (Windows), nothing to do."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def write_json(path: Path, value: Any) -> None:
+    with atomic_write(path, mode="w") as file:
+        json.dump(value, file, indent=1, allow_nan=False)
+        file.write("\n")
+
+
+def blake2b_of(path: Path) -> str:
+    """Hash of the whole file, 128 bits in hex."""
+    digest = hashlib.blake2b(digest_size=16)
+    with open(path, "rb") as file:
+        while chunk := file.read(HASH_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def cache_folder() -> Path:
+    """Where things that can be made again are kept: $PACELINE_CACHE_DIR, or `paceline` in the user's cache folder."""
+    if named := os.environ.get("PACELINE_CACHE_DIR"):
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "paceline"

@@ -1,0 +1,125 @@
+"""Configuration dataclasses as JSON, as dotted names, and as differences. No torch.
+
+A config is a tree of frozen dataclasses whose leaves are int, float, bool, str, None, literals and tuples of those.
+Reading is strict: an unknown key or a value of the wrong type is an error that names the dotted field, so that a
+config written by another version never loads half-understood.
+"""
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from paceline.core.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One leaf that differs between two configs."""
+
+    field: str
+    before: Any
+    after: Any
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The config as plain JSON values; tuples become lists."""
+    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def from_dict(cls: type[T], data: Any, *, at: str = "") -> T:
+    """Build `cls` from what `to_dict` gave. Missing keys take the default where there is one."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"{at or cls.__name__}: expected an object, got {_show(data)}")
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(typing.cast(Any, cls))}
+    if unknown := sorted(set(data) - set(fields)):
+        raise ConfigError(f"{_join(at, unknown[0])}: unknown key; {cls.__name__} has {', '.join(sorted(fields))}")
+    values = {name: _typed(hints[name], value, _join(at, name)) for name, value in data.items()}
+    try:
+        return cls(**values)
+    except TypeError as error:  # a key without a default is missing
+        raise ConfigError(f"{at or cls.__name__}: {error}") from None
+
+
+def _typed(hint: Any, value: Any, at: str) -> Any:
+    """`value` as `hint` says, or a ConfigError naming the field. bool is not an int here; an int is a float."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return from_dict(typing.cast(type, hint), value, at=at)
+    if origin in (Union, types.UnionType):
+        return _first_match(arguments, value, at)
+    if origin is Literal:
+        if any(value == choice and type(value) is type(choice) for choice in arguments):
+            return value
+        raise ConfigError(f"{at}: {_show(value)} is not one of {', '.join(map(str, arguments))}")
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{at}: expected a list, got {_show(value)}")
+        return tuple(_typed(arguments[0], item, f"{at}[{index}]") for index, item in enumerate(value))
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is (type(None) if hint is None else hint):
+        return value
+    raise ConfigError(f"{at}: expected {getattr(hint, '__name__', hint)}, got {_show(value)}")
+
+
+def _first_match(hints: tuple[Any, ...], value: Any, at: str) -> Any:
+    errors = []
+    for hint in hints:
+        try:
+            return _typed(hint, value, at)
+        except ConfigError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf as (dotted name, value), in declaration order."""
+    for field in dataclasses.fields(config):
+        name, value = _join(prefix, field.name), getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from flatten(value, name)
+        else:
+            yield name, value
+
+
+def changes(before: Any, after: Any) -> list[Change]:
+    """The leaves in which two configs of one type differ. A record is this list."""
+    old = dict(flatten(before))
+    new = dict(flatten(after))
+    names = list(new) + [name for name in old if name not in new]  # optional sub-configs may exist on one side only
+    return [
+        Change(field=name, before=old.get(name), after=new.get(name)) for name in names if old.get(name) != new.get(name)
+    ]
+
+
+def read_json(path: Path) -> Any:
+    """The file's JSON, or a ConfigError that names the file and the place."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid JSON ({error}); the file is damaged or half-written") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

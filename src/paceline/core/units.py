@@ -1,0 +1,35 @@
+"""Small arithmetic shared by everyone, and numbers as people read them."""
+
+BLOCK_TOKENS = 128
+"""Granularity of block windows, block lists and aligned packing."""
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is at least `value`."""
+    return -(-value // multiple) * multiple
+
+
+def human_bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"
+
+
+def human_seconds(seconds: float) -> str:
+    """12.3s, 4m05s, 2h07m."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
+
+
+def human_count(count: float) -> str:
+    """1,234 · 12.3 K · 124 M · 3.25 B."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e4)):
+        if count >= size:
+            scaled = count / (1e3 if unit == "K" else size)
+            return f"{scaled:.3g} {unit}"
+    return f"{count:,.0f}"

@@ -1,0 +1,44 @@
+"""The demo: a small GPT with every technique of the newest record, trained on a CPU from built-in text in 90 s."""
+
+from paceline.checkpoint.config import CheckpointConfig
+from paceline.data.config import BatchConfig, DataConfig
+from paceline.evaluate.config import EvaluateConfig
+from paceline.model.config import ModelConfig, RotaryConfig, WindowConfig
+from paceline.optim.config import AdamConfig, MuonConfig, OptimConfig, ScheduleConfig
+from paceline.train.config import RunConfig
+
+
+def demo() -> RunConfig:
+    """Record 18's architecture at a width of 128, on the text that every Python installation carries."""
+    return RunConfig(
+        preset="demo",
+        steps=500,
+        model=ModelConfig(
+            vocab_size=2048,
+            width=128,
+            num_layers=4,
+            num_heads=2,
+            head_dim=64,
+            zero_init_outputs=True,
+            qk_norm="before_rotary",
+            rotary=RotaryConfig(base=1024.0, turning_share=0.5, spacing="closed", max_tokens=4096),
+            head_init="zeros",
+            embedding_norm=True,
+            x0_mix=True,
+            unet_skips=True,
+            value_path="sparse",
+            value_ends=1,
+            softcap=15.0,
+            document_mask=True,
+            window=WindowConfig(unit="blocks", start_tokens=128, growth_tokens=384),
+        ),
+        data=DataConfig(tokenizer="bpe-2048", end_of_text=0, order="shuffled"),
+        batch=BatchConfig(tokens=2048, sequence_tokens=512),
+        optim=OptimConfig(
+            muon=MuonConfig(lr=0.02, momentum_start=0.85, momentum_warmup_steps=300, ns_dtype="fp32"),
+            adam=AdamConfig(embedding_lr=0.3, head_lr=0.008, scalar_lr=0.04),
+            schedule=ScheduleConfig(cooldown_share=0.4),
+        ),
+        evaluate=EvaluateConfig(every=100, tokens=0),
+        checkpoint=CheckpointConfig(every=None),
+    )

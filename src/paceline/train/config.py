@@ -1,0 +1,84 @@
+"""The whole of a run as one value. No torch.
+
+`RunConfig` composes the configs of the folders below; what concerns two of them at once is checked here, before any
+device is touched.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from paceline.checkpoint.config import CheckpointConfig
+from paceline.core.errors import ConfigError
+from paceline.core.units import BLOCK_TOKENS
+from paceline.data.config import BatchConfig, DataConfig
+from paceline.evaluate.config import EvaluateConfig
+from paceline.kernels.config import AttentionConfig
+from paceline.metrics.config import MetricsConfig
+from paceline.model.config import ModelConfig
+from paceline.optim.config import OptimConfig
+from paceline.parallel.config import ParallelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How the loop runs."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`cuda` refuses a machine without it; the full-size records ask for it."""
+    compile: bool = False
+    """Compile the model and the optimizer with torch.compile. Pays on a GPU; on a CPU only for long runs."""
+    free_steps: int = 10
+    """Steps before the train clock starts (the records' rule: compilation and warm-up are not counted there; the wall
+    clock counts everything)."""
+    deterministic: bool = False
+    """Only operations that give the same bits every time. A CPU run always does."""
+    recompute: bool = False
+    """Recompute each block in the backward pass instead of keeping its activations: less memory, same numbers."""
+    threads: int | None = None
+    """CPU threads; None: all cores. The last bits of a CPU run depend on it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    preset: str
+    """Name of the preset this came from."""
+    track: str | None = None
+    """Name of the track whose rules the run follows, if any."""
+    steps: int
+    """Optimizer steps. On the command line, --steps scales the schedule with it."""
+    seed: int = 0
+    """Seed of the initial weights and of a shuffled order."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    batch: BatchConfig
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigError(f"--steps {self.steps} must be at least 1")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"--seed {self.seed} is outside [0, 2^63)")
+        self._check_lengths()
+        if self.data.end_of_text >= self.model.vocab_size:
+            raise ConfigError(
+                f"--data.end-of-text {self.data.end_of_text} is not below --model.vocab-size {self.model.vocab_size}"
+            )
+
+    def _check_lengths(self) -> None:
+        length = self.batch.sequence_tokens
+        if length > self.model.rotary.max_tokens:
+            raise ConfigError(
+                f"--batch.sequence-tokens {length:,} exceeds --model.rotary.max-tokens "
+                f"{self.model.rotary.max_tokens:,}; raise the latter"
+            )
+        if self.model.window.unit in ("blocks", "tokens_in_blocks") and length % BLOCK_TOKENS:
+            raise ConfigError(
+                f"--batch.sequence-tokens {length:,} is not a multiple of {BLOCK_TOKENS}, the block of "
+                f"--model.window.unit {self.model.window.unit}; use {length // BLOCK_TOKENS * BLOCK_TOKENS or BLOCK_TOKENS:,}"
+            )
