@@ -1,0 +1,62 @@
+"""The orthogonal factor of a matrix, approximately, by matrix products alone.
+
+An odd quintic acts on every singular value and leaves the singular vectors: X ← aX + b(XXᵀ)X + c(XXᵀ)²X. Its
+coefficients are chosen for slope at 0, not for convergence: five rounds send each σ in [0.003, 1] into [0.68, 1.21]
+and never to exactly 1, which costs an optimizer nothing. Tall matrices are worked on transposed, where XXᵀ is small.
+All matrices of one shape go through as one batch: on a GPU many small problems one after another leave it idle.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+QUINTIC = (3.4445, -4.7750, 2.0315)
+"""(a, b, c) as published with Muon (K. Jordan et al., 2024): a slope at 0 as large as keeps σ near 1 after 5 rounds."""
+
+
+def orthogonalise(
+    G: Tensor,
+    *,
+    steps: int,
+    dtype: torch.dtype,
+    association: Literal["polynomial_first", "product_first"],
+    norm_of: Literal["rounded", "unrounded"],
+    eps: float = 1e-7,
+) -> Tensor:
+    """Matrices (..., r, c) with the singular vectors of G and singular values near 1, in `dtype`.
+
+    `dtype` is the working format of every product; the norm and the division by it are fp32 at least and rounded once.
+    A zero matrix stays zero, because `eps` is added to its norm. All matrices are independent of each other."""
+    X = _normalised(G, dtype, norm_of, eps).reshape(-1, *G.shape[-2:])  # bmm wants exactly one batch dimension
+    tall = G.shape[-2] > G.shape[-1]
+    X = X.mT if tall else X
+    advance = _polynomial_first if association == "polynomial_first" else _product_first
+    for _ in range(steps):
+        X = advance(X)
+    return (X.mT if tall else X).reshape(G.shape)
+
+
+def _normalised(G: Tensor, dtype: torch.dtype, norm_of: str, eps: float) -> Tensor:
+    """G over its Frobenius norm, which bounds the largest singular value, so that the quintic's interval is [0, 1]."""
+    wide = torch.promote_types(dtype, torch.float32)
+    X = G.to(dtype).to(wide)
+    measured = X if norm_of == "rounded" else G.to(wide)
+    norm: Tensor = torch.linalg.vector_norm(measured, dim=(-2, -1), keepdim=True)
+    return (X / (norm + eps)).to(dtype)
+
+
+def _polynomial_first(X: Tensor) -> Tensor:
+    """aX + (bA + cA²)X. baddbmm adds inside the product: one rounding fewer, and a fifth of the time on a CPU."""
+    a, b, c = QUINTIC
+    A = torch.bmm(X, X.mT)
+    P = torch.baddbmm(A, A, A, beta=b, alpha=c)
+    return torch.baddbmm(X, P, X, beta=a)
+
+
+def _product_first(X: Tensor) -> Tensor:
+    """aX + b(AX) + cA(AX)."""
+    a, b, c = QUINTIC
+    A = torch.bmm(X, X.mT)
+    AX = torch.bmm(A, X)
+    return torch.baddbmm(a * X + b * AX, A, AX, alpha=c)
