@@ -23,7 +23,7 @@ class MuonConfig:
     momentum_warmup_steps: int = 0
     """Steps of the straight line between the two; not scaled with the length of the run. 0: none."""
     momentum_form: Literal["sum", "average"] = "average"
-    """`sum`: b ← μb + G, U = G + μb. `average`: b ← μb + (1-μ)G, U = (1-μ)G + μb. Equal up to scale while μ is fixed."""
+    """`sum`: b ← μb + G, U = G + μb. `average`: b ← μb + (1-μ)G, U = (1-μ)G + μb. Equal up to scale at a fixed μ."""
     scale_rule: Literal["longest_side", "aspect"] = "aspect"
     """Step factor by shape: sqrt(max(rows, cols)), or sqrt(max(1, rows/cols))."""
     ns_steps: int = 5

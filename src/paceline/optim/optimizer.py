@@ -1,0 +1,196 @@
+"""The one optimizer of a run: Muon for the matrices, Adam for the rest, and the state of both as named tensors.
+
+The only place where weights change. Rates and momentum come in with each step (`schedules.py` computes them), so the
+only state is the step counter and the buffers, and the same step always does the same work: a parameter without a
+gradient counts as one whose gradient is zero. No global state is read or changed, and nothing waits for the device.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import RunError
+from paceline.optim.adam import Adam
+from paceline.optim.config import AdamConfig, MuonConfig, OptimConfig
+from paceline.optim.muon import Muon, Orthogonalise, ShareWork, all_here
+from paceline.optim.newton_schulz import orthogonalise
+
+ParamClass = Literal["matrices", "embeddings", "head", "scalars"]
+NamedParams = Mapping[str, nn.Parameter]
+
+
+class Optimizer:
+    """Moves every parameter by the rule of its class.
+
+    `parts` names fused matrices: how many equal parts they have, or the rows of each. Without `bf16_products` the
+    Newton–Schulz iteration runs in fp32 whatever the config asks. `compiled` compiles that iteration; rates and
+    momentum stay outside of it, so nothing recompiles when they change. `share_work` spreads it over processes."""
+
+    def __init__(
+        self,
+        params: Mapping[ParamClass, NamedParams],
+        config: OptimConfig,
+        *,
+        parts: Mapping[str, int | Sequence[int]] | None = None,
+        bf16_products: bool,
+        compiled: bool = False,
+        share_work: ShareWork = all_here,
+    ) -> None:
+        _check_distinct(params)
+        self.config = config
+        self.classes: dict[ParamClass, dict[str, nn.Parameter]] = {kind: dict(named) for kind, named in params.items()}
+        self.steps_taken = 0
+        muons = {kind for kind in self.classes if kind == "matrices" and config.matrices == "muon"}
+        self._muon = Muon(
+            {name: param for kind in muons for name, param in self.classes[kind].items()},
+            config.muon,
+            parts=parts or {},
+            orthogonalise=_newton_schulz(config.muon, bf16_products=bf16_products, compiled=compiled),
+            share_work=share_work,
+        )
+        self._adams = _adams({kind: named for kind, named in self.classes.items() if kind not in muons}, config.adam)
+
+    @torch.no_grad()
+    def step(self, *, lr_scale: float, momentum: float) -> None:
+        """Move every parameter once, by the gradients that its `.grad` holds now.
+
+        `lr_scale` multiplies every base rate; `momentum` is Muon's at this step. With `clip_norm` the gradients are
+        scaled in place first."""
+        if self.config.clip_norm is not None:
+            self._clip(self.config.clip_norm)
+        self.steps_taken += 1
+        self._muon.step(lr=self.config.muon.lr * lr_scale, momentum=momentum)
+        for adam in self._adams:
+            adam.step(step=self.steps_taken, lr_scale=lr_scale)
+
+    @torch.no_grad()
+    def measured_step(self, *, lr_scale: float, momentum: float) -> dict[ParamClass, Tensor]:
+        """`step`, and for each class the norm of its update over the norm of its weights, as fp32 0-D tensors.
+
+        The weights are those after the step, so that a class that starts at 0 gives 1 and not infinity; a class at rest
+        at 0 gives 0. Costs a copy of all weights, hence a method of its own."""
+        before = {kind: [param.clone() for param in named.values()] for kind, named in self.classes.items()}
+        self.step(lr_scale=lr_scale, momentum=momentum)
+        return {kind: _ratio(before[kind], list(named.values())) for kind, named in self.classes.items() if named}
+
+    def zero_grad(self) -> None:
+        """Forget all gradients. None, not zeros: the first micro-batch then writes its gradient and need not add it."""
+        for param in self._all_params():
+            param.grad = None
+
+    @torch.no_grad()
+    def gradient_norm(self) -> Tensor:
+        """Norm of all gradients as one vector, fp32, 0-D, on their device."""
+        return global_norm(self._grads())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The whole state by name, one entry per parameter and slot whatever the stacking. Copies: later steps do not
+        change them. The names are there before the first step."""
+        slots = {name: _whole(pieces).clone() for name, pieces in self._slots().items()}
+        return {"step": torch.tensor(self.steps_taken), **slots}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a `state_dict`, bit for bit. Names, shapes and dtypes must all fit; else nothing is changed."""
+        slots = self._slots()
+        _check_state(state, {"step": torch.tensor(0), **{name: _whole(pieces) for name, pieces in slots.items()}})
+        self.steps_taken = int(state["step"].item())
+        for name, pieces in slots.items():
+            _fill(pieces, state[name])
+
+    def _clip(self, clip_norm: float) -> None:
+        grads = self._grads()
+        scale = (clip_norm / (global_norm(grads) + 1e-6)).clamp(max=1.0)  # 1e-6: as torch.nn.utils.clip_grad_norm_
+        torch._foreach_mul_(grads, scale)
+
+    def _slots(self) -> dict[str, list[Tensor]]:
+        slots = self._muon.state()
+        for adam in self._adams:
+            slots |= adam.state()
+        return slots
+
+    def _all_params(self) -> list[nn.Parameter]:
+        return [param for named in self.classes.values() for param in named.values()]
+
+    def _grads(self) -> list[Tensor]:
+        return [param.grad for param in self._all_params() if param.grad is not None]
+
+
+def global_norm(tensors: list[Tensor]) -> Tensor:
+    """Norm of all tensors as one vector, summed in fp32 whatever their dtype; 0-D, without waiting for the device."""
+    if not tensors:
+        return torch.zeros(())
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32)))
+    return norm
+
+
+def _ratio(before: list[Tensor], after: list[Tensor]) -> Tensor:
+    update_norm = global_norm([new - old for new, old in zip(after, before, strict=True)])
+    return torch.where(update_norm > 0, update_norm / global_norm(after), 0.0)
+
+
+def _whole(pieces: list[Tensor]) -> Tensor:
+    """A slot as one tensor of its parameter's shape, though its parts may live in different stacks."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _fill(pieces: list[Tensor], whole: Tensor) -> None:
+    """The inverse of `_whole`, into the buffers."""
+    if len(pieces) == 1:
+        pieces[0].copy_(whole)
+        return
+    start = 0
+    for piece in pieces:
+        piece.copy_(whole[start : start + len(piece)])
+        start += len(piece)
+
+
+def _newton_schulz(muon: MuonConfig, *, bf16_products: bool, compiled: bool) -> Orthogonalise:
+    iteration = torch.compile(orthogonalise, fullgraph=True, dynamic=False) if compiled else orthogonalise
+    return partial(
+        iteration,
+        steps=muon.ns_steps,
+        dtype=torch.bfloat16 if muon.ns_dtype == "bf16" and bf16_products else torch.float32,
+        association=muon.ns_association,
+        norm_of=muon.ns_norm_of,
+    )
+
+
+def _adams(classes: Mapping[ParamClass, NamedParams], adam: AdamConfig) -> list[Adam]:
+    """Adam objects for these classes: one for all, or one each, which gives the same numbers."""
+    rates = {
+        "matrices": adam.matrix_lr,
+        "embeddings": adam.embedding_lr,
+        "head": adam.head_lr,
+        "scalars": adam.scalar_lr,
+    }
+    groups = [(named, rates[kind]) for kind, named in classes.items()]
+    return [Adam(groups, adam)] if adam.grouping == "one" else [Adam([group], adam) for group in groups]
+
+
+def _check_distinct(params: Mapping[ParamClass, NamedParams]) -> None:
+    """A parameter in two classes would move twice; two parameters of one name would share a slot in a checkpoint."""
+    named = [item for group in params.values() for item in group.items()]
+    if len({name for name, _ in named}) < len(named) or len({id(param) for _, param in named}) < len(named):
+        raise ValueError("a name or a parameter occurs in more than one class; each belongs to exactly one")
+
+
+def _check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    if missing := sorted(set(own) - set(state)):
+        raise RunError(
+            f"optimizer state lacks {missing[0]} ({len(missing)} missing in all): it was written by another model or "
+            f"another --optim.matrices; resume with the config that wrote it"
+        )
+    if unknown := sorted(set(state) - set(own)):
+        raise RunError(
+            f"optimizer state has {unknown[0]} ({len(unknown)} unknown in all), for which this run has no place; "
+            f"resume with the config that wrote it"
+        )
+    for name, tensor in own.items():
+        if (state[name].shape, state[name].dtype) != (tensor.shape, tensor.dtype):
+            raise RunError(
+                f"optimizer state {name} is {state[name].dtype} {tuple(state[name].shape)}, but this run needs "
+                f"{tensor.dtype} {tuple(tensor.shape)}; resume with the config that wrote it"
+            )
