@@ -1,0 +1,74 @@
+"""What a person sees while a run goes on: a live line on a terminal, a few plain lines anywhere else."""
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from paceline.core.units import human_seconds
+from paceline.metrics.meter import seconds_left
+from paceline.metrics.records import EvalRecord, StepRecord
+
+PLAIN_LINES = 20
+"""Step lines of a whole run where there is no terminal; a log should stay readable."""
+
+
+class ConsoleSink:
+    """Step, loss, tokens/s and time left; every validation on a line of its own."""
+
+    name = "console"
+    required = False
+
+    def __init__(self, *, steps: int, start_step: int = 0, console: Console | None = None) -> None:
+        self._steps = steps
+        self._console = console or Console()
+        self._last_line = start_step * PLAIN_LINES // steps if start_step else -1
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+        if self._console.is_terminal:
+            self._start_live(start_step)
+
+    def _start_live(self, start_step: int) -> None:
+        columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
+        self._progress = Progress(*columns, console=self._console, transient=True)
+        self._task = self._progress.add_task("starting", total=self._steps, completed=start_step)
+        self._progress.start()
+
+    def step(self, record: StepRecord) -> None:
+        line = step_line(record, self._steps)
+        if self._progress is not None:
+            self._progress.update(self._task, completed=record.step, description=line)
+        elif (due := record.step * PLAIN_LINES // self._steps) > self._last_line:
+            self._last_line = due
+            self._print(line)
+
+    def evaluation(self, record: EvalRecord) -> None:
+        self._print(eval_line(record, self._steps))
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def step_line(record: StepRecord, steps: int) -> str:
+    parts = [_step(record.step, steps), f"loss {_number(record.train_loss)}"]
+    if record.tokens_per_s:
+        left_s = seconds_left(steps - record.step, record.tokens / record.step, record.tokens_per_s)
+        parts += [f"{record.tokens_per_s:,.0f} tok/s", f"{human_seconds(left_s)} left"]
+    return "  ".join(parts)
+
+
+def eval_line(record: EvalRecord, steps: int) -> str:
+    parts = [_step(record.step, steps), f"val loss {_number(record.val_loss)}"]
+    if record.val_bpb is not None:
+        parts.append(f"{_number(record.val_bpb)} bits/byte")
+    return "  ".join([*parts, f"train {human_seconds(record.train_s)}", f"wall {human_seconds(record.wall_s)}"])
+
+
+def _step(step: int, steps: int) -> str:
+    return f"step {step:>{len(str(steps))}}/{steps}"
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None or value != value else f"{value:.4f}"
