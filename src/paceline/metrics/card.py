@@ -1,0 +1,145 @@
+"""The run card: one small file that says what was run, on what, and what came out.
+
+Reports, comparisons and boards read cards, the config beside them and the metrics, never a checkpoint. A card is
+written when a run starts, at its validations and at its end, always whole, so that a killed run still has one that
+says `finished: false`. Values not known yet are null. Reading is strict: a card of another format, or one that was
+edited into nonsense, is an error that names the file, not a row in a table.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.core.environment import CodeVersion
+from paceline.core.errors import ConfigError, RunError
+from paceline.core.files import write_json
+from paceline.core.schema import changes, from_dict, read_json, to_dict
+from paceline.metrics.records import finite
+
+CARD_FILE = "card.json"
+CARD_FORMAT = 1
+RUNS_FOLDER = Path("runs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldChange:
+    """One field of the config that is not the preset's. Tuples are lists, as in the file."""
+
+    field: str
+    before: bool | int | float | str | list | None
+    after: bool | int | float | str | list | None
+
+
+LOSS_COLUMNS = ("step", "val_loss", "val_bpb", "train_s", "wall_s")
+"""Meaning of a row of `RunCard.losses`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCard:
+    format: int = CARD_FORMAT
+    name: str
+    preset: str
+    track: str | None
+    seed: int
+    finished: bool
+    """All steps done and the last validation made."""
+    steps: int
+    """Steps of the whole run."""
+    steps_done: int
+    tokens: int
+    """Training tokens read so far."""
+    parameters: int
+    val_loss: float | None = None
+    """Newest validation, in nats per token."""
+    val_bpb: float | None = None
+    """The same in bits per byte of text."""
+    train_s: float | None = None
+    """By the records' rule: from step `train.free_steps`, without validation and checkpoints."""
+    wall_s: float | None = None
+    """Since launch."""
+    startup_s: float | None = None
+    """Launch to first step."""
+    first_steps_s: float | None = None
+    """The free steps, compilation included."""
+    tokens_per_s: float | None = None
+    """Over the timed steps."""
+    mfu: float | None = None
+    """Share of the GPU's bf16 peak that the model's arithmetic used."""
+    peak_bytes: int | None = None
+    data_fingerprint: str
+    diff: tuple[FieldChange, ...] = ()
+    """Where the config differs from its preset."""
+    code_version: CodeVersion
+    environment: dict
+    """As `core.environment.environment` gives it."""
+    started: str
+    """ISO 8601 with offset."""
+    ended: str | None = None
+    notes: tuple[str, ...] = ()
+    """What was done otherwise than asked, for the reader of the figures."""
+    losses: tuple[tuple[int | float | None, ...], ...] = ()
+    """A row per validation: LOSS_COLUMNS."""
+    sample: str | None = None
+    """Text the model wrote at the end."""
+
+
+def card_diff(preset: Any, config: Any) -> tuple[FieldChange, ...]:
+    """Where `config` differs from `preset`, as the card keeps it."""
+    return tuple(
+        FieldChange(field=change.field, before=_listed(change.before), after=_listed(change.after))
+        for change in changes(preset, config)
+    )
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def write_card(folder: Path, card: RunCard) -> None:
+    """Replace the folder's card, wholly or not at all. Losses that are not finite become null."""
+    write_json(folder / CARD_FILE, finite(to_dict(card)))
+
+
+def read_card(folder: Path) -> RunCard:
+    """The card of the run in `folder`, or a RunError that names the file and what is wrong with it."""
+    path = folder / CARD_FILE
+    if not path.is_file():
+        raise RunError(f"{path}: does not exist, so this is not the folder of a run; give one such as runs/demo")
+    try:
+        values = read_json(path)
+        _check_format(path, values)
+        return from_dict(RunCard, values)
+    except ConfigError as error:
+        place = "" if str(error).startswith(str(path)) else f"{path}: "
+        raise RunError(f"{place}{error}") from None
+
+
+def _check_format(path: Path, values: Any) -> None:
+    found = values.get("format") if isinstance(values, dict) else None
+    if found != CARD_FORMAT:
+        raise RunError(
+            f"{path}: has card format {found!r}, this version reads {CARD_FORMAT}; use the version that wrote it"
+        )
+
+
+def find_run(name: str, *, runs: Path = RUNS_FOLDER) -> Path:
+    """The folder of a run given as a path, as a name inside `runs`, or as `latest`."""
+    if name == "latest":
+        return _latest(runs)
+    for folder in (Path(name), runs / name):
+        if (folder / CARD_FILE).is_file():
+            return folder
+    raise RunError(f"run {name}: neither {name}/{CARD_FILE} nor {runs / name}/{CARD_FILE} exists; {_known(runs)}")
+
+
+def _latest(runs: Path) -> Path:
+    cards = list(runs.glob(f"*/{CARD_FILE}"))
+    if not cards:
+        raise RunError(f"run latest: there is no run in {runs}; start one with `paceline train`")
+    return max(cards, key=lambda path: path.stat().st_mtime_ns).parent
+
+
+def _known(runs: Path) -> str:
+    names: Iterable[str] = sorted(path.parent.name for path in runs.glob(f"*/{CARD_FILE}"))
+    return f"there are {', '.join(names)}" if names else "start one with `paceline train`"

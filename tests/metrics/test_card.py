@@ -1,0 +1,119 @@
+"""Cards: what is written is read back, and a file that is not a card of this format is named."""
+
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.core.environment import CodeVersion, environment
+from paceline.core.errors import RunError
+from paceline.metrics.card import CARD_FILE, RunCard, card_diff, find_run, read_card, write_card
+from paceline.recipes.presets import preset
+
+CARD = RunCard(
+    name="demo",
+    preset="demo",
+    track=None,
+    seed=0,
+    finished=False,
+    steps=500,
+    steps_done=0,
+    tokens=0,
+    parameters=1_000_000,
+    data_fingerprint="ab12",
+    code_version=CodeVersion(version="0.1.0"),
+    environment={"python": "3.11", "cores": 2},
+    started="2025-01-01T00:00:00+00:00",
+)
+TOP_LEVEL = {
+    "preset", "track", "seed", "parameters", "steps", "tokens", "val_loss", "val_bpb", "train_s", "wall_s",
+    "tokens_per_s", "peak_bytes", "data_fingerprint", "finished",
+}  # fmt: skip
+
+
+def finished_card() -> RunCard:
+    demo = preset("demo")
+    changed = replace(demo, steps=100, model=replace(demo.model, layers_without_attention=(1, -1)))
+    return replace(
+        CARD,
+        finished=True,
+        diff=card_diff(demo, changed),
+        val_loss=3.25,
+        notes=("bf16 -> fp32 on this CPU",),
+        losses=((0, 7.6, 2.5, 0.0, 3.0), (500, 3.25, None, 80.0, 95.5)),
+        sample="Once <b>upon</b> a time\n\u2028",
+    )
+
+
+@pytest.mark.parametrize("card", [CARD, finished_card()])
+def test_a_card_is_read_back_as_it_was_written(card: RunCard, tmp_path: Path) -> None:
+    write_card(tmp_path, card)
+    assert read_card(tmp_path) == card
+
+
+def test_the_file_has_the_promised_keys_while_the_run_is_young(tmp_path: Path) -> None:
+    write_card(tmp_path, CARD)
+    values = json.loads((tmp_path / CARD_FILE).read_text())
+    assert set(values) >= TOP_LEVEL
+    assert values["finished"] is False
+    assert values["val_loss"] is None
+
+
+def test_a_diff_names_only_what_changed() -> None:
+    rows = {row.field: (row.before, row.after) for row in finished_card().diff}
+    assert rows == {"steps": (500, 100), "model.layers_without_attention": ([], [1, -1])}
+
+
+def test_a_diverged_run_still_has_a_card(tmp_path: Path) -> None:
+    write_card(tmp_path, replace(CARD, val_loss=math.nan, losses=((10, math.inf, None, 1.0, 2.0),)))
+    card = read_card(tmp_path)
+    assert card.val_loss is None
+    assert card.losses == ((10, None, None, 1.0, 2.0),)
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda text: text[: len(text) // 2], "not valid JSON"),
+        (lambda text: "", "not valid JSON"),
+        (lambda text: "[]", "format None"),
+        (lambda text: text.replace('"format": 1', '"format": 99'), "format 99"),
+        (lambda text: text.replace('"seed": 0', '"seed": "zero"'), "seed"),
+        (lambda text: text.replace('"seed": 0', '"sead": 0'), "sead"),
+        (lambda text: text.replace('"seed": 0,', ""), "seed"),
+    ],
+)
+def test_a_damaged_card_is_an_error_that_names_the_file(damage: object, complaint: str, tmp_path: Path) -> None:
+    write_card(tmp_path, CARD)
+    path = tmp_path / CARD_FILE
+    path.write_text(damage(path.read_text()))  # type: ignore[operator]
+    with pytest.raises(RunError, match=complaint) as caught:
+        read_card(tmp_path)
+    assert str(caught.value).count(str(path)) == 1
+
+
+def test_a_folder_without_a_card_is_not_a_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="does not exist"):
+        read_card(tmp_path)
+
+
+def test_runs_are_found_by_path_by_name_and_by_age(tmp_path: Path) -> None:
+    for age, name in enumerate(("old", "new")):
+        write_card(tmp_path / name, CARD)
+        os.utime(tmp_path / name / CARD_FILE, (age, age))
+    assert find_run(str(tmp_path / "old")) == tmp_path / "old"
+    assert find_run("old", runs=tmp_path) == tmp_path / "old"
+    assert find_run("latest", runs=tmp_path) == tmp_path / "new"
+    with pytest.raises(RunError, match="there are new, old"):
+        find_run("other", runs=tmp_path)
+
+
+def test_the_environment_fits_a_card_and_tells_nothing_private(tmp_path: Path) -> None:
+    facts = environment()
+    write_card(tmp_path, replace(CARD, environment=facts))
+    assert read_card(tmp_path).environment == facts
+    host, home = os.uname().nodename, str(Path.home())
+    assert not any(host == value or home in str(value) for value in facts.values())
