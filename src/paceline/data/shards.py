@@ -1,0 +1,164 @@
+"""Token shards: llm.c's file format, opened by checking the file and mapping it into memory.
+
+A shard is 256 little-endian int32 words (magic, version, token count, zeros) and then that many uint16 token ids. The
+size is compared with the header before anything is mapped, so a header that lies cannot make us allocate. Beside
+`x.bin` lies its manifest `x.bin.json`; a shard without one (llm.c's own) is read all the same. Opening reads 1 KiB,
+never the tokens: comparing the hash (about 1 GB/s) is the business of `verify`.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from paceline.core.errors import ConfigError, DataError
+from paceline.core.files import atomic_write, write_json
+from paceline.core.schema import from_dict, read_json, to_dict
+
+MAGIC = 20240520
+VERSION = 1
+HEADER_WORDS = 256
+HEADER_BYTES = HEADER_WORDS * 4
+TOKEN_DTYPE = np.dtype("<u2")
+MAX_VOCAB_SIZE = 65_535
+"""Largest vocabulary whose ids, and one to spare, fit into uint16."""
+MAX_SHARD_TOKENS = 2**31 - 1
+"""The header counts tokens in an int32."""
+SCAN_TOKENS = 1 << 22
+"""Tokens looked at in one go when a whole shard is scanned: 8 MiB, which stays in the cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardManifest:
+    """What a shard is said to hold; `x.bin.json` as a value."""
+
+    tokens: int
+    documents: int
+    """Documents that begin in this shard."""
+    max_token: int
+    """Largest token id, so that a vocabulary can be checked without reading the tokens."""
+    tokenizer: str
+    """Fingerprint of the tokenizer that made the ids."""
+    blake2b: str
+    """Hash of the whole file, header included."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """An open shard. `tokens` is (n,) uint16, a read-only view of the file."""
+
+    path: Path
+    tokens: np.ndarray
+    manifest: ShardManifest | None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def open_shard(path: Path) -> Shard:
+    """Check header, size and manifest, then map the tokens. Raises DataError naming the file."""
+    count = _token_count(path)
+    manifest = read_manifest(path)
+    if manifest is not None and manifest.tokens != count:
+        raise DataError(
+            f"{path}: the header counts {count:,} tokens, {manifest_path(path).name} {manifest.tokens:,}; "
+            f"one of the two files is not the one that was written, prepare the data again"
+        )
+    mapped = np.memmap(path, dtype=TOKEN_DTYPE, mode="r", offset=HEADER_BYTES, shape=(count,))
+    return Shard(path=path, tokens=mapped.view(np.ndarray), manifest=manifest)
+
+
+def _token_count(path: Path) -> int:
+    """The header's token count, after checking it against the size of the file."""
+    try:
+        with open(path, "rb") as file:
+            header = file.read(HEADER_BYTES)
+        size = path.stat().st_size
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); check the path") from None
+    if len(header) < HEADER_BYTES:
+        raise DataError(f"{path}: {size:,} bytes, shorter than a shard's header of {HEADER_BYTES:,}; it is truncated")
+    magic, version, count = (int(word) for word in np.frombuffer(header, dtype="<i4")[:3])
+    if magic != MAGIC:
+        raise DataError(f"{path}: word 0 is {magic}, not {MAGIC}; not a token shard, make one with `data prepare`")
+    if version != VERSION:
+        raise DataError(f"{path}: word 1 is {version}; only shards of version {VERSION} (uint16 ids) can be read")
+    if count < 1:
+        raise DataError(f"{path}: word 2 counts {count:,} tokens; an empty shard cannot be trained on, delete it")
+    _check_size(path, size, count)
+    return count
+
+
+def _check_size(path: Path, size: int, count: int) -> None:
+    expected = HEADER_BYTES + count * TOKEN_DTYPE.itemsize
+    if size == expected:
+        return
+    state = "truncated" if size < expected else "too long"
+    raise DataError(
+        f"{path}: {size:,} bytes, but its header counts {count:,} tokens, which take {expected:,}; "
+        f"the file is {state}, fetch or prepare it again"
+    )
+
+
+def manifest_path(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
+
+
+def read_manifest(path: Path) -> ShardManifest | None:
+    """The manifest of the shard at `path`, or None where there is none."""
+    sidecar = manifest_path(path)
+    if not sidecar.exists():
+        return None
+    try:
+        return from_dict(ShardManifest, read_json(sidecar))
+    except ConfigError as error:
+        at = "" if str(error).startswith(str(sidecar)) else f"{sidecar}: "
+        raise DataError(f"{at}{error}; delete it to read the shard without its manifest") from None
+
+
+def write_shard(path: Path, tokens: np.ndarray, *, documents: int, tokenizer: str) -> ShardManifest:
+    """Write shard and manifest, each wholly or not at all. A manifest never stands beside a shard it does not fit."""
+    if not 0 < len(tokens) <= MAX_SHARD_TOKENS:
+        raise DataError(f"{path}: a shard holds 1 to {MAX_SHARD_TOKENS:,} tokens, not {len(tokens):,}")
+    header = np.zeros(HEADER_WORDS, dtype="<i4")
+    header[:3] = MAGIC, VERSION, len(tokens)
+    parts = [header.data, np.ascontiguousarray(tokens, dtype=TOKEN_DTYPE).data]
+    digest = hashlib.blake2b(digest_size=16)
+    manifest_path(path).unlink(missing_ok=True)
+    with atomic_write(path) as file:
+        for part in parts:
+            digest.update(part)
+            file.write(part)
+    manifest = ShardManifest(
+        tokens=len(tokens),
+        documents=documents,
+        max_token=int(tokens.max()),
+        tokenizer=tokenizer,
+        blake2b=digest.hexdigest(),
+    )
+    write_json(manifest_path(path), to_dict(manifest))
+    return manifest
+
+
+def check_vocabulary(shard: Shard, vocab_size: int) -> None:
+    """Raise DataError at the first token id that is not below `vocab_size`. A manifest answers without a scan."""
+    if shard.manifest is not None and shard.manifest.max_token < vocab_size:
+        return
+    for start in range(0, len(shard), SCAN_TOKENS):
+        chunk = shard.tokens[start : start + SCAN_TOKENS]
+        if int(chunk.max()) >= vocab_size:
+            place = start + int(np.argmax(chunk >= vocab_size))
+            raise DataError(
+                f"{shard.path}: token {place:,} has id {int(shard.tokens[place])}, not below the vocabulary of "
+                f"{vocab_size:,}; use the vocabulary the shard was made with or prepare the data again"
+            )
+
+
+def positions_of(shard: Shard, token: int) -> np.ndarray:
+    """Where `token` stands in the shard, (n,) int64 in rising order; with end-of-text, where documents begin."""
+    found = [
+        np.flatnonzero(shard.tokens[start : start + SCAN_TOKENS] == token) + start
+        for start in range(0, len(shard), SCAN_TOKENS)
+    ]
+    return np.concatenate(found)
