@@ -64,8 +64,8 @@ class BatchConfig:
         if self.tokens % self.sequence_tokens:
             fit = max(1, self.tokens // self.sequence_tokens) * self.sequence_tokens
             raise ConfigError(
-                f"--batch.tokens {self.tokens:,} is not a whole number of sequences of {self.sequence_tokens:,} tokens; "
-                f"use {fit:,} or change --batch.sequence-tokens"
+                f"--batch.tokens {self.tokens:,} is not a whole number of sequences of {self.sequence_tokens:,} "
+                f"tokens; use {fit:,} or change --batch.sequence-tokens"
             )
         micro = self.micro_tokens
         if micro is not None and (micro < 1 or micro % self.sequence_tokens or self.tokens % micro):

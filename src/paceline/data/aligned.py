@@ -1,0 +1,78 @@
+"""A corpus in which every document starts at a multiple of 128 tokens (`data.align_documents`).
+
+The shard is read as if each document were followed by end-of-text up to the next multiple of 128; nothing is copied
+or written. Windows start at multiples of 128 of that longer stream, so documents do so inside a sequence too. A gap's
+inputs are end-of-text, each a document of its own under a document mask, and its targets do not count. Cost: 64 tokens
+a document on average (9 % at the 650 tokens a document of the en-140M track), and one scan of every shard at the start
+(2 GB/s).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from paceline.core.units import BLOCK_TOKENS
+from paceline.data.corpus import IGNORED_TARGET, Batch, Corpus
+from paceline.data.shards import Shard, positions_of
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where the pieces of one shard lie: piece i is `lengths[i]` tokens from `sources[i]` on, put at `places[i]`."""
+
+    sources: np.ndarray
+    lengths: np.ndarray
+    places: np.ndarray
+    total: int
+
+
+@dataclass(frozen=True, eq=False)
+class AlignedCorpus:
+    corpus: Corpus
+    end_of_text: int
+
+    grain = BLOCK_TOKENS
+
+    @cached_property
+    def layouts(self) -> tuple[Layout, ...]:
+        return tuple(layout_of(shard, self.end_of_text) for shard in self.corpus.shards)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(layout.total for layout in self.layouts)
+
+    def take(self, windows: np.ndarray, sequence_tokens: int) -> Batch:
+        """As `Corpus.take`, in places of the padded stream."""
+        shape = (len(windows), sequence_tokens)
+        tokens = np.full(shape, self.end_of_text, dtype=np.int32)
+        targets = np.full(shape, IGNORED_TARGET, dtype=np.int64)
+        for row, (shard, start) in enumerate(windows.tolist()):
+            self._fill(tokens[row], targets[row], shard, start)
+        return Batch(tokens=tokens, targets=targets)
+
+    def _fill(self, tokens: np.ndarray, targets: np.ndarray, shard: int, start: int) -> None:
+        """Copy the pieces that overlap [start, start + T) into their places; gaps keep what they were filled with."""
+        layout, stream = self.layouts[shard], self.corpus.shards[shard].tokens
+        stop = start + len(tokens)
+        first = int(np.searchsorted(layout.places, start, side="right")) - 1
+        last = int(np.searchsorted(layout.places, stop, side="left"))
+        for piece in range(first, last):
+            place, source = int(layout.places[piece]), int(layout.sources[piece])
+            low, high = max(start, place), min(stop, place + int(layout.lengths[piece]))
+            if low < high:
+                inputs = stream[source + low - place : source + high - place]
+                follows = stream[source + low - place + 1 : source + high - place + 1]
+                tokens[low - start : high - start] = inputs
+                targets[low - start : low - start + len(follows)] = follows  # a shard's last token has no successor
+
+
+def layout_of(shard: Shard, end_of_text: int) -> Layout:
+    """The shard's documents at multiples of 128; text before the first end-of-text is a piece of its own."""
+    starts = positions_of(shard, end_of_text)
+    if len(starts) == 0 or starts[0] != 0:
+        starts = np.concatenate([[0], starts])
+    lengths = np.diff(starts, append=len(shard))
+    padded = -(-lengths // BLOCK_TOKENS) * BLOCK_TOKENS
+    places = np.cumsum(padded) - padded
+    return Layout(sources=starts, lengths=lengths, places=places, total=int(padded.sum()))

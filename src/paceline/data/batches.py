@@ -1,0 +1,67 @@
+"""Batches for one rank, each with the position from which the next one begins.
+
+The position is a value, `Cursor(step)`: print it, save it, compare it; starting from it equals never having stopped.
+A rank takes a contiguous share of the global batch's sequences, as record 18 slices it. Validation reads the first
+tokens of its shards in whole sequences, the same for every call.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.core.errors import ConfigError
+from paceline.data.corpus import Batch, Source
+from paceline.data.order import Order
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Where in the data a run stands: the step whose batch comes next."""
+
+    step: int = 0
+
+
+def batches(
+    source: Source, order: Order, start: Cursor, *, rank: int = 0, world: int = 1
+) -> Iterator[tuple[Batch, Cursor]]:
+    """This rank's share of batch `start.step` and all that follow, each with the cursor after it."""
+    for step in itertools.count(start.step):
+        share = share_of(order.windows(step), rank, world)
+        yield source.take(share, order.sequence_tokens), Cursor(step=step + 1)
+
+
+def share_of(windows: np.ndarray, rank: int, world: int) -> np.ndarray:
+    """Rows of the global batch that `rank` of `world` computes; the shares in rank order are the whole."""
+    if len(windows) % world:
+        raise ConfigError(
+            f"--batch.tokens: {len(windows)} sequences a step cannot be shared equally by {world} ranks; "
+            f"use a multiple of {world} sequences"
+        )
+    size = len(windows) // world
+    return windows[rank * size : (rank + 1) * size]
+
+
+def validation_batches(
+    source: Source, *, sequence_tokens: int, tokens: int, micro_sequences: int, rank: int = 0, world: int = 1
+) -> Iterator[Batch]:
+    """The first `tokens` tokens in whole sequences (0: all), at most `micro_sequences` at a time; this rank's share."""
+    windows = validation_windows(source, sequence_tokens, tokens)
+    share = windows[rank * len(windows) // world : (rank + 1) * len(windows) // world]
+    for first in range(0, len(share), micro_sequences):
+        yield source.take(share[first : first + micro_sequences], sequence_tokens)
+
+
+def validation_windows(source: Source, sequence_tokens: int, tokens: int) -> np.ndarray:
+    """(S, 2) rows of (shard, first token): whole sequences from each shard's start, S = tokens // sequence_tokens."""
+    starts = [np.arange((length - 1) // sequence_tokens) * sequence_tokens for length in source.lengths]
+    rows = [np.stack([np.full(len(start), shard), start], axis=1) for shard, start in enumerate(starts)]
+    windows = np.concatenate(rows)
+    wanted = tokens // sequence_tokens if tokens else len(windows)
+    if not 0 < wanted <= len(windows):
+        raise ConfigError(
+            f"--evaluate.tokens {tokens:,}: the validation shards hold {len(windows) * sequence_tokens:,} tokens in "
+            f"whole sequences of {sequence_tokens:,}; use 1 to that many sequences, or 0 for all where there are any"
+        )
+    return windows[:wanted]
