@@ -18,3 +18,22 @@ class EvaluateConfig:
             raise ConfigError(f"--evaluate.every {self.every} must be at least 1; None validates only at the end")
         if self.tokens < 0:
             raise ConfigError(f"--evaluate.tokens {self.tokens} is negative; 0 means all of the validation data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    temperature: float = 0.8
+    """0 takes the likeliest token every time."""
+    top_k: int | None = 50
+    """Only the k likeliest tokens may be drawn; None: all."""
+    top_p: float = 1.0
+    """Only the likeliest tokens that together reach this probability may be drawn."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ConfigError(f"--temperature {self.temperature} is negative; 0 is greedy")
+        if self.top_k is not None and self.top_k < 1:
+            raise ConfigError(f"--top-k {self.top_k} must be at least 1; None lets all tokens in")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"--top-p {self.top_p} is outside (0, 1]; 1 lets all tokens in")

@@ -27,14 +27,16 @@ class RotaryConfig:
     """Rounding of the frequencies before the angles are formed. The angle itself is always fp32."""
     table_dtype: DType = "fp32"
     """Storage of the cosine and sine tables, which all layers share."""
-    arithmetic: DType = "fp32"
-    """Precision of the rotation; the result has the dtype of the queries."""
+    arithmetic: Literal["fp32", "activation"] = "fp32"
+    """Precision of the rotation: fp32, or the dtype of the queries, which the result has either way."""
     max_tokens: int = 65_536
     """Positions for which the table is computed; shorter sequences take its first rows."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.turning_share <= 1.0:
-            raise ConfigError(f"--model.rotary.turning-share {self.turning_share} is outside (0, 1]; 1 turns every pair")
+            raise ConfigError(
+                f"--model.rotary.turning-share {self.turning_share} is outside (0, 1]; 1 turns every pair"
+            )
         if self.base <= 1.0:
             raise ConfigError(f"--model.rotary.base {self.base} must exceed 1; the records use 10000 and 1024")
         if self.max_tokens < 1:
@@ -164,7 +166,15 @@ class ModelConfig:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "embedding_multiple", "head_multiple", "width", "num_layers", "num_heads", "head_dim"):
+        for name in (
+            "vocab_size",
+            "embedding_multiple",
+            "head_multiple",
+            "width",
+            "num_layers",
+            "num_heads",
+            "head_dim",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--model.{name.replace('_', '-')} {getattr(self, name)} must be at least 1")
         if self.head_dim % 2:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.checkpoint.config import CheckpointConfig
+from paceline.core.command_line import Hidden
 from paceline.core.errors import ConfigError
 from paceline.core.units import BLOCK_TOKENS
 from paceline.data.config import BatchConfig, DataConfig
@@ -34,13 +35,19 @@ class TrainConfig:
     """Only operations that give the same bits every time. A CPU run always does."""
     recompute: bool = False
     """Recompute each block in the backward pass instead of keeping its activations: less memory, same numbers."""
+    coordinate_descent: bool = False
+    """Let the compiler tune its kernels by coordinate descent: slower to start, sometimes faster to run."""
+    skip_guards: bool = False
+    """After five steps, stop checking whether compiled code still fits its inputs; they never change shape here."""
+    expandable_segments: bool = False
+    """Let the CUDA allocator grow its segments, which leaves fewer holes."""
     threads: int | None = None
     """CPU threads; None: all cores. The last bits of a CPU run depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    preset: str
+    preset: Hidden[str]
     """Name of the preset this came from."""
     track: str | None = None
     """Name of the track whose rules the run follows, if any."""

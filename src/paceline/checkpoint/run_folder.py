@@ -1,0 +1,99 @@
+"""A run is a folder. This is its layout, and how one is found and opened. No torch.
+
+runs/<name>/config.json  card.json  metrics.jsonl  tokenizer.json  checkpoints/step_000500/  report.html
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.core.errors import RunError
+from paceline.core.files import write_json
+from paceline.core.schema import read_json
+
+RUNS = Path("runs")
+"""Where runs go unless --out says otherwise."""
+
+_STEP_FOLDER = re.compile(r"step_(\d{6,})$")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.path / "checkpoints" / f"step_{step:06d}"
+
+    def checkpoints(self) -> list[Path]:
+        """Published checkpoints, oldest first. Temporary folders of an interrupted save do not match."""
+        found = [path for path in (self.path / "checkpoints").glob("step_*") if _STEP_FOLDER.search(path.name)]
+        return sorted(found, key=step_of)
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        write_json(self.config, config)
+
+    def read_config(self) -> dict[str, Any]:
+        value = read_json(self.config)
+        if not isinstance(value, dict):
+            raise RunError(f"{self.config}: not a run's configuration; the file is damaged")
+        return value
+
+
+def step_of(checkpoint: Path) -> int:
+    found = _STEP_FOLDER.search(checkpoint.name)
+    assert found is not None
+    return int(found.group(1))
+
+
+def open_run(where: str | Path) -> RunFolder:
+    """The run at a path, or by name under `runs/`, or `latest`."""
+    if str(where) == "latest":
+        return latest_run()
+    for path in (Path(where), RUNS / str(where)):
+        if (path / "config.json").is_file():
+            return RunFolder(path)
+        if path.is_dir():
+            raise RunError(
+                f"{path}: no config.json in it, so it is not a run or its start was interrupted; train again"
+            )
+    raise RunError(f"{where}: no such run; give a run's folder, its name under {RUNS}/, or `latest`")
+
+
+def latest_run(root: Path = RUNS) -> RunFolder:
+    found = sorted(root.glob("*/config.json"), key=lambda path: path.stat().st_mtime_ns)
+    if not found:
+        raise RunError(f"{root}: holds no run yet; start one with `paceline train`")
+    return RunFolder(found[-1].parent)
+
+
+def new_run_folder(name: str, out: str | None) -> RunFolder:
+    """A folder that holds no run yet: `out` if given, else `runs/<name>`, numbered if that is taken."""
+    if out is not None:
+        if (Path(out) / "config.json").exists():
+            raise RunError(
+                f"--out {out}: holds a run already; choose another folder or continue it with --resume {out}"
+            )
+        return _made(Path(out))
+    candidates = (RUNS / (name if number == 1 else f"{name}-{number}") for number in range(1, 1_000_000))
+    return _made(next(path for path in candidates if not path.exists()))
+
+
+def _made(path: Path) -> RunFolder:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"--out {path}: cannot be made ({error.strerror})") from None
+    return RunFolder(path)

@@ -1,0 +1,89 @@
+"""The verbs: look one up, import what it needs, call it, turn its outcome into an exit code.
+
+0 success · 1 failure · 2 a user's mistake, told in one line. Help, `presets` and `diff` never import torch.
+"""
+
+import difflib
+import importlib
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline import __version__
+from paceline.core.errors import PacelineError, UserError
+
+STARTED_AT = time.time()
+"""Launch, as near as Python lets us see it: the wall clock of a run counts from here."""
+
+
+@dataclass(frozen=True)
+class Verb:
+    summary: str
+    run: str
+    """`module:function` under paceline, called with the arguments after the verb; returns the exit code."""
+
+
+VERBS = {
+    "train": Verb("train a preset (no preset: demo)", "commands.train:train"),
+    "presets": Verb("list the presets", "commands.presets:presets"),
+    "diff": Verb("what changed between two presets", "commands.presets:diff"),
+    "sample": Verb("let a trained run write", "commands.sample:sample"),
+    "data prepare": Verb("text to shards", "commands.data:prepare"),
+    "data verify": Verb("check the hashes of shards", "commands.data:verify"),
+    "data stats": Verb("documents, lengths, tokens", "commands.data:stats"),
+    "report": Verb("one page about one or more runs", "commands.report:report"),
+    "doctor": Verb("what this machine can do", "commands.doctor:doctor"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except PacelineError as error:
+        print(f"paceline: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("paceline: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as with `| head`
+        sys.stderr.close()
+        return 0
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        print(f"paceline {__version__}")
+        return 0
+    words = 2 if " ".join(arguments[:2]) in VERBS else 1
+    name = " ".join(arguments[:words])
+    if name not in VERBS:
+        raise UserError(_unknown(name, arguments))
+    module, function = VERBS[name].run.split(":")
+    return int(getattr(importlib.import_module(f"paceline.{module}"), function)(arguments[words:]))
+
+
+def _unknown(name: str, arguments: list[str]) -> str:
+    group = [verb for verb in VERBS if verb.startswith(f"{name} ")]
+    if group:
+        return f"{name!r} needs one of {', '.join(verb.split()[1] for verb in group)}; see paceline --help"
+    near = difflib.get_close_matches(" ".join(arguments[:2]), VERBS, n=1) or difflib.get_close_matches(name, VERBS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(VERBS)}"
+    return f"no verb {name!r}; {hint}"
+
+
+def _overview() -> str:
+    width = max(map(len, VERBS))
+    rows = "\n".join(f"  {name:<{width}}  {verb.summary}" for name, verb in VERBS.items())
+    return (
+        f"usage: paceline VERB [OPTIONS]\n\n{rows}\n\nEvery verb answers --help with an example. Start: paceline train"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""`paceline sample RUN`."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from paceline.core.command_line import Bare, Positional, parse
+from paceline.core.errors import ConfigError
+from paceline.evaluate.config import SamplingConfig
+
+if TYPE_CHECKING:
+    from paceline.evaluate.load import LoadedRun
+
+HELP = """Let a trained run continue a prompt, token by token.
+
+example: paceline sample latest --prompt "Return the" --tokens 100 --temperature 0.7"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleArgs:
+    run: Positional[str] = "latest"
+    """A run's folder, its name under runs/, or `latest`."""
+    prompt: str = ""
+    """Text to continue; empty: the start of a document. `-` reads it from standard input."""
+    tokens: int = 200
+    """How many new tokens at most; an end-of-text ends the sample."""
+    stream: bool = True
+    """Print each token as it comes."""
+    sampling: Bare[SamplingConfig] = field(default_factory=SamplingConfig)
+
+
+def sample(argv: Sequence[str]) -> int:
+    arguments = parse(SampleArgs, argv, verb="sample", description=HELP)
+    if arguments.tokens < 1:
+        raise ConfigError(f"--tokens {arguments.tokens} must be at least 1")
+    from paceline.evaluate.load import load_run
+
+    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    print(prompt, end="", flush=True)
+    _write(load_run(arguments.run), prompt, arguments)
+    print()
+    return 0
+
+
+def _write(run: "LoadedRun", prompt: str, arguments: SampleArgs) -> None:
+    from paceline.evaluate.generate import text_stream
+
+    pieces = text_stream(
+        run.model, run.tokenizer, prompt, arguments.sampling, window=run.window, new_tokens=arguments.tokens
+    )
+    if not arguments.stream:
+        pieces = iter(["".join(pieces)])
+    for piece in pieces:
+        print(piece, end="", flush=True)

@@ -1,0 +1,129 @@
+"""`paceline train`. torch is imported only once a run really starts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from paceline.checkpoint.run_folder import RunFolder, new_run_folder, open_run
+from paceline.core.command_line import Bare, Positional, parse
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.schema import changes, from_dict
+from paceline.core.units import human_seconds
+from paceline.recipes.presets import preset
+from paceline.recipes.scaling import parse_scale, scaled, with_steps
+from paceline.train.config import RunConfig
+
+if TYPE_CHECKING:
+    from paceline.train.run import Finished
+
+HELP = """Train a preset and leave a run folder with a card, metrics, a checkpoint and a report.
+
+example: paceline train demo --steps 200 --seed 1 --out runs/short"""
+
+MAY_CHANGE_ON_RESUME = ("train.", "checkpoint.", "metrics.", "data.dir")
+"""What a resumed run may do otherwise than before; everything else is part of what it computes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainArgs:
+    preset: Positional[str] = "demo"
+    """Which preset; `paceline presets` lists them."""
+    scale: str = "1"
+    """Shrink width, head width, vocabulary, batch and steps together: a number in (0, 1], or 1/16."""
+    out: str | None = None
+    """Run folder; runs/<preset> otherwise."""
+    resume: str | None = None
+    """Continue this run (a folder, a name under runs/, or `latest`) from its newest good checkpoint."""
+    launch: Literal["local"] = "local"
+    """Where the run goes."""
+    finish: bool = True
+    """End with a sample and a report page."""
+    config: Bare[RunConfig]
+
+
+def train(argv: Sequence[str]) -> int:
+    base = _base_config(argv)
+    defaults = TrainArgs(preset=base.preset, config=base)
+    arguments = parse(TrainArgs, argv, verb="train", description=HELP, default=defaults)
+    folder, done = _resume(arguments, base) if arguments.resume is not None else _start(arguments)
+    _conclude(folder, done, finish=arguments.finish)
+    return done.exit_code
+
+
+def _start(arguments: TrainArgs) -> tuple[RunFolder, "Finished"]:
+    from paceline.train.run import start_run
+
+    folder = new_run_folder(arguments.config.preset, arguments.out)
+    return folder, start_run(arguments.config, folder, preset=preset(arguments.config.preset))
+
+
+def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finished"]:
+    from paceline.metrics.card import read_card
+    from paceline.train.run import resume_run
+
+    folder = open_run(arguments.resume or "latest")
+    for change in changes(before, arguments.config):
+        if not change.field.startswith(MAY_CHANGE_ON_RESUME):
+            raise ConfigError(
+                f"--{change.field} {change.after} differs from the run's {change.before}; start a new run"
+            )
+    if read_card(folder.path).finished:
+        raise ConfigError(f"--resume {folder.path}: this run is finished; start another with `paceline train`")
+    return folder, resume_run(arguments.config, folder)
+
+
+def _conclude(folder: RunFolder, done: "Finished", *, finish: bool) -> None:
+    """Sample, report and a last word. A failure here costs the page, not the run."""
+    from paceline.metrics.card import write_card
+
+    card = done.card
+    if finish and card.finished:
+        card = replace(card, sample=_sample(done))
+        write_card(folder.path, card)
+        print(f"\n{card.sample}\n")
+    loss = "" if card.val_loss is None else f", validation loss {card.val_loss:.4f} ({card.val_bpb:.3f} bits per byte)"
+    state = (
+        "finished" if card.finished else f"stopped after step {card.steps_done}; continue with --resume {folder.path}"
+    )
+    print(f"{folder.path}: {state}{loss}, {human_seconds(card.wall_s or 0)} since launch")
+    if finish:
+        _report(folder)
+
+
+def _sample(done: "Finished") -> str:
+    from paceline.evaluate.generate import SamplingConfig, sample_text
+
+    window = done.parts.config.model.window.tokens_at(1, 1)
+    return sample_text(done.parts.model, done.parts.tokenizer, "", SamplingConfig(), window=window, new_tokens=120)
+
+
+def _report(folder: RunFolder) -> None:
+    from paceline.report.page import write_report
+
+    try:
+        print(f"report: {write_report([folder.path], folder.report)}")
+    except PacelineError as error:
+        print(f"no report: {error}")
+
+
+def _base_config(argv: Sequence[str]) -> RunConfig:
+    """What the flags change: the preset scaled to --scale and --steps, or the run that is resumed."""
+    if (run := _value_of("--resume", argv)) is not None:
+        return from_dict(RunConfig, open_run(run).read_config())
+    config = preset(argv[0] if argv and not argv[0].startswith("-") else "demo")
+    if (scale := _value_of("--scale", argv)) is not None:
+        config = scaled(config, parse_scale(scale))
+    if (steps := _value_of("--steps", argv)) is not None and steps.isdigit() and int(steps) > 0:
+        config = with_steps(config, int(steps))
+    return config
+
+
+def _value_of(flag: str, argv: Sequence[str]) -> str | None:
+    """The last value given to a flag, in either spelling. tyro reads it again; here it decides the defaults."""
+    value = None
+    for word, following in zip(argv, [*argv[1:], None], strict=True):
+        if word == flag:
+            value = following
+        elif word.startswith(f"{flag}="):
+            value = word.split("=", 1)[1]
+    return value

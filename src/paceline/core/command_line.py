@@ -1,0 +1,56 @@
+"""Command lines from dataclasses, through tyro, with every mistake told in one line.
+
+tyro answers a mistake with a box of several lines; here its text is caught and folded into the message of a UserError,
+which `cli.main` prints and turns into exit code 2. An error raised while a config is built passes through unchanged.
+"""
+
+import contextlib
+import io
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+import tyro
+
+from paceline.core.errors import UserError
+
+T = TypeVar("T")
+Positional = tyro.conf.Positional
+Bare = Annotated[T, tyro.conf.arg(name="")]
+"""A nested dataclass whose flags carry no prefix."""
+Hidden = tyro.conf.Suppress[tyro.conf.Fixed[T]]  # type: ignore[valid-type]
+"""A field that is no flag."""
+
+
+def parse(cls: type[T], argv: Sequence[str], *, verb: str, description: str, default: Any = None) -> T:
+    """`cls` from the arguments after the verb. --help prints and exits 0."""
+    said = io.StringIO()
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(
+                cls,
+                args=[_none_spelled_as_python_does(argument) for argument in argv],
+                prog=f"paceline {verb}",
+                description=description,
+                **options,
+            )
+    except SystemExit as end:
+        if end.code in (0, None):
+            raise
+        raise UserError(f"paceline {verb}: {_fold(said.getvalue())}") from None
+
+
+def _none_spelled_as_python_does(argument: str) -> str:
+    return "None" if argument == "none" else argument
+
+
+def _fold(box: str) -> str:
+    """The first paragraph of tyro's box, and its nearest suggestion, as one line."""
+    lines = [line.strip("│╭╮╰╯─ ").strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
+    body = [line for line in lines[1:] if line]
+    ends = [index for index, line in enumerate(lines[1:]) if not line]
+    first = " ".join(line for line in lines[1 : 1 + ends[0]] if line) if ends else " ".join(body)
+    suggestion = next((line.split()[0] for line in body if line.startswith("--")), None)
+    hint = f"; did you mean {suggestion}?" if "nrecognized" in first and suggestion else ""
+    return (first or "wrong arguments") + hint + "; see --help"

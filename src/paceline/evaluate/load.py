@@ -1,0 +1,44 @@
+"""A trained run as a model and its tokenizer."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from paceline.checkpoint import store
+from paceline.checkpoint.run_folder import open_run
+from paceline.core.probe import bf16_products, choose_device
+from paceline.core.schema import from_dict
+from paceline.data.tokenizer import Tokenizer, load_tokenizer
+from paceline.model.config import ModelConfig
+from paceline.model.gpt import GPT
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    model: GPT
+    tokenizer: Tokenizer
+    window: int
+    """Window in tokens at the step of the checkpoint."""
+    step: int
+
+
+def load_run(where: str, *, device: str = "auto") -> LoadedRun:
+    """The newest good checkpoint of a run, ready to predict."""
+    run = open_run(where)
+    config = run.read_config()
+    folder, _ = store.newest_good(run)
+    checkpoint = store.load(folder, optimizer=False)
+    chosen = choose_device(device).name
+    model_config = _for_device(from_dict(ModelConfig, config["model"], at="model"), chosen)
+    model = GPT(model_config, end_of_text=config["data"]["end_of_text"])
+    model.load_state_dict(checkpoint.model)
+    window = model_config.window.tokens_at(checkpoint.step, config["steps"])
+    tokenizer = load_tokenizer(str(run.path), config["data"]["tokenizer"])
+    return LoadedRun(model.to(torch.device(chosen)), tokenizer, window, checkpoint.step)
+
+
+def _for_device(config: ModelConfig, device: str) -> ModelConfig:
+    """fp32 products where the device has none in bf16."""
+    if config.precision.compute == "fp32" or bf16_products(device).usable:
+        return config
+    return replace(config, precision=replace(config.precision, compute="fp32"))

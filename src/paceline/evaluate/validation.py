@@ -1,0 +1,41 @@
+"""Validation loss: the mean over all tokens of the first whole sequences, without autograd, in the run's precision."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.data.batches import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    loss: float
+    """Mean over tokens, in nats."""
+    bits_per_byte: float
+    """Total loss in bits over the bytes of the text predicted; end-of-text has none."""
+    tokens: int
+
+
+@torch.no_grad()
+def validate(
+    forward: Callable[[Tensor, Tensor, Tensor], Tensor],
+    batches: Iterable[Batch],
+    window: Tensor,
+    token_bytes: np.ndarray,
+) -> Validation:
+    """`token_bytes`: length in bytes of each token id. Sums are kept in fp64 on the device; one wait at the end."""
+    total = torch.zeros((), dtype=torch.float64, device=window.device)
+    tokens, text_bytes = 0, 0
+    for batch in batches:
+        inputs = torch.from_numpy(batch.tokens).to(window.device)
+        targets = torch.from_numpy(batch.targets).to(window.device)
+        total += forward(inputs, targets, window).sum(dtype=torch.float64)
+        tokens += batch.targets.size
+        text_bytes += int(token_bytes[batch.targets].sum())
+    nats = float(total)
+    bits = nats / math.log(2) / text_bytes if text_bytes else math.nan
+    return Validation(loss=nats / tokens, bits_per_byte=bits, tokens=tokens)

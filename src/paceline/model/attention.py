@@ -1,0 +1,131 @@
+"""The attention sub-layer, and the plan by which one forward pass attends.
+
+A plan is made once per forward pass from tokens and window and is shared by all layers. It decides nothing about the
+mathematics: `masks.allowed` does.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.units import BLOCK_TOKENS, round_up
+from paceline.kernels.attention import attend_chunked, attend_dense
+from paceline.model.config import ModelConfig
+from paceline.model.linear import linear, matrix
+from paceline.model.masks import MaskRule, block_lists, dense_mask
+from paceline.model.norm import rms_norm
+from paceline.model.rotary import rotate
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, q, k, v) -> attended values, (B, T, H, D)."""
+
+CHUNK_TOKENS = 512
+"""Queries of one chunk: a multiple of the block, large enough to keep the products busy."""
+DENSE_LIMIT_TOKENS = 4_096
+"""Up to here a dense mask is small, and one product is faster than chunks."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Rotary rows of the positions in this pass, each (T, pairs)."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def plan_reference(config: ModelConfig, documents_BT: Tensor | None, tokens: int, window: Tensor) -> Attend:
+    """Attention by the plain twin: causal, dense under a mask, or by chunks of queries for long windowed sequences."""
+    rule, scale = MaskRule.of(config), config.head_dim**-0.5
+    if rule.only_causal:
+        return lambda _, q, k, v: attend_dense(q, k, v, None, scale=scale)
+    reach = reach_tokens(config, tokens)
+    if tokens <= DENSE_LIMIT_TOKENS or tokens % BLOCK_TOKENS or reach + CHUNK_TOKENS >= tokens:
+        mask = dense_mask(rule, documents_BT, tokens, window)
+        return lambda _, q, k, v: attend_dense(q, k, v, mask, scale=scale)
+    mask = chunked_mask(rule, documents_BT, tokens, window, reach=reach, chunk=chunk_of(tokens))
+    return lambda _, q, k, v: attend_chunked(q, k, v, mask, scale=scale)
+
+
+def reach_tokens(config: ModelConfig, tokens: int) -> int:
+    """How far before a chunk the widest window of the schedule can see, in whole blocks."""
+    if config.window.unit == "none":
+        return tokens
+    return min(tokens, round_up(config.window.widest_tokens, BLOCK_TOKENS))
+
+
+def chunk_of(tokens: int) -> int:
+    return next(n for n in (CHUNK_TOKENS, 256, BLOCK_TOKENS) if tokens % n == 0)
+
+
+def chunked_mask(
+    rule: MaskRule, documents_BT: Tensor | None, tokens: int, window: Tensor, *, reach: int, chunk: int
+) -> Tensor:
+    """(B or 1, chunks, chunk, reach + chunk) bool, read off the block lists: a full block is allowed as a whole, a
+    partial one where the element test says so."""
+    lists = block_lists(rule, documents_BT, tokens, window)
+    starts = torch.arange(0, tokens, chunk, device=window.device)
+    q = starts[:, None, None] + torch.arange(chunk, device=window.device)[:, None]  # (chunks, chunk, 1)
+    k = starts[:, None, None] - reach + torch.arange(reach + chunk, device=window.device)  # (chunks, 1, keys)
+    inside, k = k >= 0, k.clamp(min=0)
+    test = inside & (k <= q)
+    if rule.window_in_tokens:
+        test = test & (q - k < window)
+    if documents_BT is not None:
+        test = test & (documents_BT[:, q] == documents_BT[:, k])
+    q_block, k_block = q // BLOCK_TOKENS, k // BLOCK_TOKENS
+    return (lists.full[:, q_block, k_block] & inside) | (lists.partial[:, q_block, k_block] & test)
+
+
+class SelfAttention(nn.Module):
+    """x (B, T, width) -> (B, T, width): projections, value mix, norm and rotary of q and k, attention, output."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.config, self.layer = config, layer
+        width, kv = config.width, config.kv_width
+        if config.qkv == "fused":
+            self.qkv = matrix(width + 2 * kv, width)
+        else:
+            self.query, self.key, self.value = matrix(width, width), matrix(kv, width), matrix(kv, width)
+        self.output = matrix(width, width)
+        if config.value_path != "plain":
+            self.value_mix = nn.Parameter(torch.empty(config.value_lambdas))
+
+    def forward(self, x: Tensor, extra: Tensor | None, turn: Turn, attend: Attend) -> tuple[Tensor, Tensor]:
+        """`extra`: what the value path mixes in, (B, T, H_kv, D), or None. Also returns this layer's own values, which
+        the `residual` path hands to later layers."""
+        q, k, v = self._project(x)
+        own = v
+        if self.config.value_path != "plain":
+            v = self._mix_values(v, extra)
+        q, k = self._position(q, turn), self._position(k, turn)
+        y = attend(self.layer, q, k, v).flatten(-2)
+        return linear(y, self.output, self.config.precision), own
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        c, kv = self.config, self.config.kv_width
+        if c.qkv == "fused":
+            q, k, v = linear(x, self.qkv, c.precision).split([c.width, kv, kv], dim=-1)
+        else:
+            q, k, v = (linear(x, w, c.precision) for w in (self.query, self.key, self.value))
+        return (
+            q.unflatten(-1, (c.num_heads, c.head_dim)),
+            k.unflatten(-1, (c.kv_heads, c.head_dim)),
+            v.unflatten(-1, (c.kv_heads, c.head_dim)),
+        )
+
+    def _mix_values(self, v: Tensor, extra: Tensor | None) -> Tensor:
+        if self.config.value_lambdas == 1:
+            mix = self.value_mix[0]
+            return v if extra is None else (1 - mix) * v + mix * extra
+        scaled = self.value_mix[0] * v
+        return scaled if extra is None else scaled + self.value_mix[1] * extra.to(v.dtype)
+
+    def _position(self, x: Tensor, turn: Turn) -> Tensor:
+        c = self.config
+        if c.qk_norm == "before_rotary":
+            x = rms_norm(x, c.qk_norm_eps)
+        x = rotate(x, turn.cos, turn.sin, c.rotary)
+        return rms_norm(x, c.qk_norm_eps) if c.qk_norm == "after_rotary" else x

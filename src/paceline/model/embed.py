@@ -1,0 +1,37 @@
+"""Every lookup table: tokens, and the rows that the value path mixes into attention values."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.model.config import ModelConfig
+from paceline.model.dtypes import torch_dtype
+
+
+class Embeddings(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        rows, dtype = config.embedding_rows, torch_dtype(config.precision.embeddings)
+        self.token = nn.Parameter(torch.empty(rows, config.width, dtype=dtype))
+        tables = config.num_value_tables
+        if tables and config.value_storage == "chunks":
+            self.value_chunks = nn.Parameter(torch.empty(rows, tables * config.kv_width, dtype=dtype))
+        elif tables:
+            shape = (rows, config.kv_width)
+            self.values = nn.ParameterList(torch.empty(shape, dtype=dtype) for _ in range(tables))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, T) -> (B, T, width) in the format of the residual stream."""
+        stream = "fp32" if self.config.precision.mode == "autocast" else self.config.precision.compute
+        return F.embedding(tokens, self.token).to(torch_dtype(stream))
+
+    def value_rows(self, tokens: Tensor, table: int) -> Tensor:
+        """(B, T) -> (B, T, H_kv, D): rows of one value table, looked up when its first layer asks."""
+        c = self.config
+        if c.value_storage == "chunks":
+            weight = self.value_chunks[:, table * c.kv_width : (table + 1) * c.kv_width]
+        else:
+            weight = self.values[table]
+        rows = F.embedding(tokens, weight).to(torch_dtype(c.precision.compute))
+        return rows.unflatten(-1, (c.kv_heads, c.head_dim))

@@ -1,0 +1,115 @@
+"""The whole model: embeddings, blocks with their skips, head. Only mathematics; it knows no ranks, files or clocks.
+
+Shape letters: B sequences, T tokens, H heads, D head width. The window is a 0-D int tensor, in tokens.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from paceline.model.attention import Attend, Turn, plan_reference
+from paceline.model.block import Block
+from paceline.model.config import ModelConfig
+from paceline.model.embed import Embeddings
+from paceline.model.init import initialise
+from paceline.model.linear import linear, matrix
+from paceline.model.loss import cap_logits, token_losses
+from paceline.model.masks import document_ids
+from paceline.model.norm import rms_norm
+from paceline.model.rotary import rotary_tables
+
+Plan = Callable[[ModelConfig, Tensor | None, int, Tensor], Attend]
+"""(config, documents, tokens, window) -> how this forward pass attends: the back end."""
+
+
+class GPT(nn.Module):
+    rotary_cos: Tensor
+    rotary_sin: Tensor
+
+    def __init__(self, config: ModelConfig, *, end_of_text: int, seed: int = 0, plan: Plan = plan_reference) -> None:
+        super().__init__()
+        self.config, self.end_of_text, self.plan = config, end_of_text, plan
+        self.embeddings = Embeddings(config)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        if config.unet_skips:
+            self.skip_weights = nn.Parameter(torch.empty(config.num_layers // 2))
+        if not config.tied_head:
+            self.head = matrix(config.head_rows, config.width)
+        cos, sin = rotary_tables(config.rotary, config.head_dim)
+        self.register_buffer("rotary_cos", cos, persistent=False)
+        self.register_buffer("rotary_sin", sin, persistent=False)
+        initialise(self, config, seed)
+
+    def forward(self, tokens: Tensor, targets: Tensor, window: Tensor) -> Tensor:
+        """Loss of every token, (B, T) fp32."""
+        return token_losses(self.logits(tokens, window), targets)
+
+    def logits(self, tokens: Tensor, window: Tensor) -> Tensor:
+        """(B, T, head rows) fp32, capped."""
+        documents = document_ids(tokens, self.end_of_text) if self.config.document_mask else None
+        attend = self.plan(self.config, documents, tokens.size(-1), window)
+        return self.head_of(self.stream(tokens, attend, start=0))
+
+    def head_of(self, x: Tensor) -> Tensor:
+        weight = self.embeddings.token if self.config.tied_head else self.head
+        return cap_logits(linear(rms_norm(x, self.config.norm_eps), weight, self.config.precision), self.config.softcap)
+
+    def stream(self, tokens: Tensor, attend: Attend, *, start: int) -> Tensor:
+        """The residual stream after the last block, (B, T, width), for tokens at positions `start` and on."""
+        end = start + tokens.size(-1)
+        turn = Turn(self.rotary_cos[start:end], self.rotary_sin[start:end])
+        x = self.embeddings(tokens)
+        if self.config.embedding_norm:
+            x = rms_norm(x, self.config.norm_eps)
+        x0, skips, values = x, [], _Values(self, tokens)
+        half = self.config.num_layers // 2
+        for layer, block in enumerate(self.blocks):
+            if self.config.unet_skips and layer >= half:
+                x = x + self.skip_weights[layer - half] * skips.pop()
+            x, own = block(x, x0, values.extra(layer), turn, attend)
+            values.remember(layer, own)
+            if self.config.unet_skips and layer < half:
+                skips.append(x)
+        return x
+
+    def parameter_classes(self) -> dict[str, dict[str, nn.Parameter]]:
+        """Parameters by the class that optimizer and precision settings speak of, in a fixed order."""
+        classes: dict[str, dict[str, nn.Parameter]] = {"matrices": {}, "embeddings": {}, "head": {}, "scalars": {}}
+        for name, parameter in self.named_parameters():
+            classes[parameter_class(name, parameter)][name] = parameter
+        return classes
+
+    def fused_parts(self) -> dict[str, int]:
+        """Matrices that are several stacked in rows, with the number of equal parts (fused q, k, v)."""
+        equal = self.config.qkv == "fused" and self.config.kv_heads == self.config.num_heads
+        return {name: 3 for name, _ in self.named_parameters() if equal and name.endswith("attention.qkv")}
+
+
+def parameter_class(name: str, parameter: Tensor) -> str:
+    if name.startswith("embeddings."):
+        return "embeddings"
+    if name == "head":
+        return "head"
+    return "matrices" if parameter.dim() == 2 else "scalars"
+
+
+class _Values:
+    """What the value path mixes into each layer during one forward pass."""
+
+    def __init__(self, model: GPT, tokens: Tensor) -> None:
+        self.model, self.tokens = model, tokens
+        self.rows: dict[int, Tensor] = {}  # tables looked up so far; a second layer uses the same rows
+        self.first: Tensor | None = None
+
+    def extra(self, layer: int) -> Tensor | None:
+        table = self.model.config.value_table_of_layer[layer]
+        if table is None:
+            return self.first
+        if table not in self.rows:
+            self.rows[table] = self.model.embeddings.value_rows(self.tokens, table)
+        return self.rows[table]
+
+    def remember(self, layer: int, own: Tensor | None) -> None:
+        if layer == 0 and self.model.config.value_path == "residual":
+            self.first = own

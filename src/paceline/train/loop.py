@@ -1,0 +1,154 @@
+"""The training loop. At step s: window, validation if due, end?, batch, gradient, update, record, checkpoint if due.
+
+Step `steps` only validates. Everything that depends on the step is a pure function of it, so a resumed run needs the
+weights, the optimizer's slots and a number.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoint import store
+from paceline.checkpoint.run_folder import RunFolder
+from paceline.core.schema import to_dict
+from paceline.data.batches import Cursor, batches, validation_batches
+from paceline.data.feed import DeviceBatch, feed
+from paceline.evaluate.validation import validate
+from paceline.metrics.meter import Meter
+from paceline.metrics.records import EvalRecord, StepRecord
+from paceline.metrics.sinks import JsonlSink, Sink
+from paceline.optim.schedules import cooldown_steps_of, lr_scale, muon_momentum
+from paceline.train.assemble import Parts
+from paceline.train.recorder import Recorder
+from paceline.train.step import accumulate_gradient
+from paceline.train.stop import StopRequest
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where the loop ended."""
+
+    steps_done: int
+    evaluations: tuple[EvalRecord, ...]
+
+
+class Trainer:
+    """One run: its parts, its folder, its clocks. `run` is the loop; the rest is what the loop names."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        folder: RunFolder,
+        meter: Meter,
+        log: JsonlSink,
+        sink: Sink,
+        *,
+        start: int = 0,
+        evaluations: Sequence[EvalRecord] = (),
+    ) -> None:
+        """`start` and `evaluations` are those of the run so far, if it is resumed."""
+        self.parts, self.folder, self.meter, self.log, self.sink = parts, folder, meter, log, sink
+        self.config, self.start = parts.config, start
+        self.recorder = Recorder(sink)
+        self.evaluations = list(evaluations)
+        self.window = torch.zeros((), dtype=torch.int32, device=parts.machine.device)
+
+    def run(self, stop: StopRequest, on_evaluation: Callable[[EvalRecord], None]) -> Outcome:
+        data = self._feed()
+        for step in range(self.start, self.config.steps + 1):
+            self.meter.begin_step(step)
+            self.window.fill_(self.window_at(step) or 0)
+            if self._evaluation_due(step) and not stop:
+                on_evaluation(self.evaluate(step))
+            if step == self.config.steps or stop:
+                break
+            loss = accumulate_gradient(
+                self.parts.forward, next(data), self.window, micro_sequences=self.config.batch.micro_sequences
+            )
+            self._update(step)
+            self.meter.end_step()
+            self._record(step, loss)
+            if self._checkpoint_due(step + 1):
+                self.save(step + 1)
+        self.recorder.flush()
+        if step > self.start or not self.folder.checkpoints():
+            self.save(step)
+        return Outcome(step, tuple(self.evaluations))
+
+    def window_at(self, step: int) -> int | None:
+        """Window in tokens; None if the preset has none."""
+        window = self.config.model.window
+        return None if window.unit == "none" else window.tokens_at(step, self.config.steps)
+
+    def lr_scale_at(self, step: int) -> float:
+        schedule, steps = self.config.optim.schedule, self.config.steps
+        return lr_scale(step, steps=steps, cooldown_steps=cooldown_steps_of(schedule, steps), floor=schedule.floor)
+
+    def evaluate(self, step: int) -> EvalRecord:
+        with self.meter.paused():
+            self.recorder.flush()
+            c, parts = self.config, self.parts
+            found = validation_batches(parts.val, c.batch.sequence_tokens, c.evaluate.tokens, c.batch.micro_sequences)
+            result = validate(parts.forward, found, self.window, parts.tokenizer.token_byte_lengths())
+        record = EvalRecord(
+            step=step,
+            val_loss=result.loss,
+            val_bpb=result.bits_per_byte,
+            tokens=step * c.batch.tokens,
+            train_s=self.meter.train_s,
+            wall_s=self.meter.wall_s,
+            window_tokens=self.window_at(step),
+        )
+        self.evaluations.append(record)
+        self.sink.evaluation(record)
+        return record
+
+    def save(self, step: int) -> None:
+        with self.meter.paused():
+            self.recorder.flush()
+            state = {
+                "cursor": {"step": step},
+                "metrics_bytes": self.log.position(),
+                "clocks": to_dict(self.meter.state()),
+            }
+            model = {name: parameter.data for name, parameter in self.parts.model.named_parameters()}
+            checkpoint = store.Checkpoint(step, model, self.parts.optimizer.state_dict(), state)
+            store.save(self.folder, checkpoint, keep=self.config.checkpoint.keep)
+
+    def _feed(self) -> Iterator[DeviceBatch]:
+        c = self.config
+        source = batches(self.parts.train, c.data, c.batch, seed=c.seed, start=Cursor(step=self.start))
+        return feed(source, self.parts.machine.device)
+
+    def _update(self, step: int) -> None:
+        momentum = muon_momentum(step, self.config.optim.muon)
+        self.parts.optimizer.step(lr_scale=self.lr_scale_at(step), momentum=momentum)
+        self.parts.optimizer.zero_grad()
+
+    def _record(self, step: int, loss: Tensor) -> None:
+        done = step + 1
+        if done % self.config.metrics.every and done != self.config.steps:
+            return
+        record = StepRecord(
+            step=done,
+            train_loss=None,
+            lr_scale=self.lr_scale_at(step),
+            window_tokens=self.window_at(step),
+            tokens=done * self.config.batch.tokens,
+            train_s=self.meter.train_s,
+            wall_s=self.meter.wall_s,
+            tokens_per_s=self.meter.tokens_per_s,
+        )
+        self.recorder.step(record, loss)
+
+    def _evaluation_due(self, step: int) -> bool:
+        every = self.config.evaluate.every
+        if self.evaluations and self.evaluations[-1].step == step:  # made before this run was interrupted
+            return False
+        return step == self.config.steps or (every is not None and step % every == 0)
+
+    def _checkpoint_due(self, done: int) -> bool:
+        every = self.config.checkpoint.every
+        return every is not None and done % every == 0 and done != self.config.steps

@@ -1,0 +1,163 @@
+"""A run from its folder's first file to its finished card."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import torch
+
+from paceline.checkpoint import store
+from paceline.checkpoint.run_folder import RunFolder
+from paceline.core.environment import code_version, environment
+from paceline.core.schema import from_dict, to_dict
+from paceline.metrics.card import RunCard, card_diff, read_card, write_card
+from paceline.metrics.console import ConsoleSink
+from paceline.metrics.flops import mean_flops_per_token, utilisation
+from paceline.metrics.memory import peak_bytes
+from paceline.metrics.meter import Meter, MeterState, seconds_since_launch
+from paceline.metrics.records import EvalRecord, read_metrics
+from paceline.metrics.sinks import JsonlSink, fan_out
+from paceline.train.assemble import Machine, Parts, assemble, inspect_machine
+from paceline.train.config import RunConfig
+from paceline.train.loop import Outcome, Trainer
+from paceline.train.stop import StopRequest, stop_on_signals
+
+
+@dataclass(frozen=True)
+class Finished:
+    card: RunCard
+    parts: Parts
+    exit_code: int
+    """0, or 128 + the signal that ended the run early."""
+
+
+def start_run(config: RunConfig, folder: RunFolder, *, preset: RunConfig) -> Finished:
+    """Train from step 0. `preset` is what the card's diff is taken against."""
+    resolved, machine = inspect_machine(config)
+    parts = assemble(resolved, machine)
+    folder.write_config(to_dict(config))
+    parts.tokenizer.save(folder.path)
+    card = _first_card(config, folder, parts, preset)
+    return _train(parts, folder, card, _Position())
+
+
+def resume_run(config: RunConfig, folder: RunFolder) -> Finished:
+    """Go on from the newest good checkpoint of a run, as if it had not stopped."""
+    checkpoint, passed_over = store.newest_good(folder)
+    resolved, machine = inspect_machine(config)
+    parts = assemble(resolved, machine)
+    saved = store.load(checkpoint)
+    parts.model.load_state_dict(saved.model)
+    parts.optimizer.load_state_dict(saved.optimizer)
+    notes = [*(f"passed over {reason}" for reason in passed_over), f"resumed from {checkpoint.name}"]
+    for note in notes:
+        print(note)
+    card = read_card(folder.path)
+    position = _Position(
+        step=saved.step,
+        metrics_bytes=int(saved.state["metrics_bytes"]),
+        clocks=from_dict(MeterState, saved.state["clocks"]),
+    )
+    return _train(parts, folder, replace(card, notes=(*card.notes, *notes), ended=None), position)
+
+
+@dataclass(frozen=True)
+class _Position:
+    """Where a run goes on."""
+
+    step: int = 0
+    metrics_bytes: int = 0
+    clocks: MeterState | None = None
+
+
+def _train(parts: Parts, folder: RunFolder, card: RunCard, position: _Position) -> Finished:
+    config, device = parts.config, parts.machine.device
+    meter = Meter(
+        free_steps=config.train.free_steps,
+        tokens_per_step=config.batch.tokens,
+        resumed=position.clocks,
+        already_s=seconds_since_launch(),
+        wait=_waiter(parts.machine),
+    )
+    log = JsonlSink(folder.metrics, position=position.metrics_bytes)
+    evaluations = read_metrics(folder.path)[1] if position.metrics_bytes else []
+    sink = fan_out([log, ConsoleSink(steps=config.steps, start_step=position.step)])
+    trainer = Trainer(parts, folder, meter, log, sink, start=position.step, evaluations=evaluations)
+    write_card(folder.path, card)
+    with stop_on_signals() as stop:
+        try:
+            outcome = trainer.run(stop, lambda _: write_card(folder.path, _judged(card, trainer.evaluations, meter)))
+        finally:
+            sink.close()
+    card = _last_card(card, outcome, meter, parts, str(device))
+    write_card(folder.path, card)
+    return Finished(card, parts, _exit_code(stop, card))
+
+
+def _exit_code(stop: StopRequest, card: RunCard) -> int:
+    return 0 if card.finished else stop.exit_code
+
+
+def _waiter(machine: Machine) -> Callable[[], object]:
+    return torch.cuda.synchronize if machine.device.type == "cuda" else lambda: None
+
+
+def _first_card(config: RunConfig, folder: RunFolder, parts: Parts, preset: RunConfig) -> RunCard:
+    return RunCard(
+        name=folder.path.resolve().name,
+        preset=config.preset,
+        track=config.track,
+        seed=config.seed,
+        finished=False,
+        steps=config.steps,
+        steps_done=0,
+        tokens=0,
+        parameters=sum(parameter.numel() for parameter in parts.model.parameters()),
+        data_fingerprint=parts.train.fingerprint,
+        diff=card_diff(preset, config),
+        code_version=code_version(),
+        environment=environment(),
+        started=_now(),
+        notes=parts.machine.notes,
+    )
+
+
+def _judged(card: RunCard, records: list[EvalRecord], meter: Meter) -> RunCard:
+    """The card with the newest validation on top."""
+    rows = tuple((r.step, r.val_loss, r.val_bpb, r.train_s, r.wall_s) for r in records)
+    newest = records[-1]
+    return replace(
+        card,
+        val_loss=newest.val_loss,
+        val_bpb=newest.val_bpb,
+        steps_done=newest.step,
+        tokens=newest.tokens,
+        train_s=meter.train_s,
+        wall_s=meter.wall_s,
+        losses=rows,
+    )
+
+
+def _last_card(card: RunCard, outcome: Outcome, meter: Meter, parts: Parts, device: str) -> RunCard:
+    config = parts.config
+    if outcome.evaluations:
+        card = _judged(card, list(outcome.evaluations), meter)
+    flops = mean_flops_per_token(config.model, sequence_tokens=config.batch.sequence_tokens, steps=config.steps)
+    return replace(
+        card,
+        finished=outcome.steps_done == config.steps,
+        steps_done=outcome.steps_done,
+        tokens=outcome.steps_done * config.batch.tokens,
+        train_s=meter.train_s,
+        wall_s=meter.wall_s,
+        startup_s=meter.startup_s,
+        first_steps_s=meter.first_steps_s,
+        tokens_per_s=meter.mean_tokens_per_s,
+        mfu=utilisation(flops, meter.mean_tokens_per_s, str(card.environment.get("gpu", "")) or None),
+        peak_bytes=peak_bytes(device),
+        ended=_now(),
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,20 @@
+"""One gradient: the true mean over the global batch, summed over micro-batches that change nothing."""
+
+import torch
+from torch import Tensor
+
+from paceline.data.feed import DeviceBatch
+from paceline.train.assemble import Forward
+
+
+def accumulate_gradient(forward: Forward, batch: DeviceBatch, window: Tensor, *, micro_sequences: int) -> Tensor:
+    """Add d(mean loss)/d(weights) into every `.grad`; the mean loss, 0-D fp32, stays on the device.
+
+    Each micro-batch's losses are summed and divided by the counted targets of the whole batch, so the result does not
+    depend on how the batch is cut."""
+    total = torch.zeros((), device=batch.tokens.device)
+    for tokens, targets in zip(batch.tokens.split(micro_sequences), batch.targets.split(micro_sequences), strict=True):
+        loss = forward(tokens, targets, window).sum() / batch.counted
+        loss.backward()
+        total += loss.detach()
+    return total
