@@ -12,8 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.core.errors import ConfigError
-from paceline.data.corpus import Batch, Source
-from paceline.data.order import Order
+from paceline.data.aligned import AlignedCorpus
+from paceline.data.config import BatchConfig, DataConfig
+from paceline.data.corpus import Batch, Corpus, Source, open_corpus
+from paceline.data.order import Order, make_order
+
+__all__ = ["Batch", "Corpus", "Cursor", "batches", "check_one_pass", "open_corpus", "validation_batches"]
 
 
 @dataclass(frozen=True)
@@ -23,10 +27,40 @@ class Cursor:
     step: int = 0
 
 
+FROM_THE_START = Cursor()
+
+
 def batches(
-    source: Source, order: Order, start: Cursor, *, rank: int = 0, world: int = 1
+    corpus: Corpus,
+    data: DataConfig,
+    batch: BatchConfig,
+    *,
+    seed: int,
+    start: Cursor = FROM_THE_START,
+    rank: int = 0,
+    world: int = 1,
 ) -> Iterator[tuple[Batch, Cursor]]:
     """This rank's share of batch `start.step` and all that follow, each with the cursor after it."""
+    source = training_source(corpus, data)
+    return read(source, make_order(source, data, batch, seed), start, rank=rank, world=world)
+
+
+def check_one_pass(corpus: Corpus, data: DataConfig, batch: BatchConfig, steps: int) -> None:
+    """Refuse a run that would read a token twice (`data.one_pass`)."""
+    limit = make_order(training_source(corpus, data), data, batch, seed=0).steps_per_pass
+    if steps > limit:
+        raise ConfigError(
+            f"--steps {steps:,} would read data twice, which --data.one-pass forbids: one pass gives {limit:,} steps "
+            f"of {batch.tokens:,} tokens; use at most that many, more data, or --no-data.one-pass"
+        )
+
+
+def training_source(corpus: Corpus, data: DataConfig) -> Source:
+    """What training windows are cut from: the corpus, or its aligned view. Validation always reads the corpus."""
+    return AlignedCorpus(corpus, data.end_of_text) if data.align_documents else corpus
+
+
+def read(source: Source, order: Order, start: Cursor, *, rank: int, world: int) -> Iterator[tuple[Batch, Cursor]]:
     for step in itertools.count(start.step):
         share = share_of(order.windows(step), rank, world)
         yield source.take(share, order.sequence_tokens), Cursor(step=step + 1)
@@ -44,7 +78,7 @@ def share_of(windows: np.ndarray, rank: int, world: int) -> np.ndarray:
 
 
 def validation_batches(
-    source: Source, *, sequence_tokens: int, tokens: int, micro_sequences: int, rank: int = 0, world: int = 1
+    source: Source, sequence_tokens: int, tokens: int, micro_sequences: int, *, rank: int = 0, world: int = 1
 ) -> Iterator[Batch]:
     """The first `tokens` tokens in whole sequences (0: all), at most `micro_sequences` at a time; this rank's share."""
     windows = validation_windows(source, sequence_tokens, tokens)

@@ -46,7 +46,7 @@ class Split:
     val: list[str]
 
 
-def builtin_folder(tokenizer: str = "bpe-2048") -> Path:
+def builtin_corpus(tokenizer: str = "bpe-2048") -> Path:
     """The folder with the built-in corpus under `tokenizer`, made now if this is the first time."""
     folder = cache_folder() / f"builtin-{fingerprint(tokenizer)}"
     if not folder.exists():

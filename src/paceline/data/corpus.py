@@ -72,8 +72,9 @@ class Corpus:
         return Batch(tokens=rows[:, :-1].astype(np.int32), targets=rows[:, 1:].astype(np.int64))
 
 
-def open_corpus(folder: Path, pattern: str, *, vocab_size: int) -> Corpus:
+def open_corpus(folder: Path | str, pattern: str, vocab_size: int) -> Corpus:
     """Open the shards in `folder` that match `pattern`, in sorted name order, and check their ids."""
+    folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder}: not a folder; --data.dir names one with shards, make it with `data prepare`")
     paths = sorted(path for path in folder.glob(pattern) if path.is_file())

@@ -5,10 +5,9 @@ from pathlib import Path
 
 from paceline.core.errors import ConfigError
 from paceline.core.schema import read_json
-from paceline.data.aligned import AlignedCorpus
-from paceline.data.builtin import builtin_folder
+from paceline.data.builtin import builtin_corpus
 from paceline.data.config import BUILTIN, DataConfig
-from paceline.data.corpus import Corpus, Source, open_corpus
+from paceline.data.corpus import Corpus, open_corpus
 from paceline.data.tokenizer import FILE_NAME, Tokenizer, load_tokenizer
 
 
@@ -19,22 +18,16 @@ class Dataset:
     val: Corpus
     config: DataConfig
 
-    @property
-    def train_source(self) -> Source:
-        """What training batches are cut from: the corpus, or its aligned view. Validation always reads the corpus."""
-        aligned = self.config.align_documents
-        return AlignedCorpus(self.train, self.config.end_of_text) if aligned else self.train
-
     def tokenizer(self) -> Tokenizer:
         """Loaded on demand: training needs the ids only, and GPT-2's vocabulary may have to be downloaded."""
         return load_tokenizer(self.folder, self.config.tokenizer)
 
 
-def open_dataset(data: DataConfig, *, vocab_size: int) -> Dataset:
+def open_dataset(data: DataConfig, vocab_size: int) -> Dataset:
     """Open what `data` names; ids must fit the vocabulary, and end-of-text be the one the data were made with."""
-    folder = builtin_folder(data.tokenizer) if data.dir == BUILTIN else Path(data.dir)
-    train = open_corpus(folder, data.train, vocab_size=vocab_size)
-    val = open_corpus(folder, data.val, vocab_size=vocab_size)
+    folder = builtin_corpus(data.tokenizer) if data.dir == BUILTIN else Path(data.dir)
+    train = open_corpus(folder, data.train, vocab_size)
+    val = open_corpus(folder, data.val, vocab_size)
     _check_end_of_text(folder, data)
     return Dataset(folder=folder, train=train, val=val, config=data)
 

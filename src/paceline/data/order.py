@@ -137,12 +137,3 @@ def make_order(source: Source, data: DataConfig, batch: BatchConfig, seed: int) 
     if data.order == "sequential":
         return SequentialOrder(source.lengths, batch.sequences, batch.sequence_tokens)
     return ShuffledOrder(source.lengths, batch.sequences, batch.sequence_tokens, seed, source.grain)
-
-
-def check_one_pass(order: Order, steps: int) -> None:
-    """Refuse a run that would read a token twice (`data.one_pass`)."""
-    if steps > order.steps_per_pass:
-        raise ConfigError(
-            f"--steps {steps:,} would read data twice, which --data.one-pass forbids: one pass gives "
-            f"{order.steps_per_pass:,} steps; use at most that many, more data, or --no-data.one-pass"
-        )

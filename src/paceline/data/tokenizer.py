@@ -185,10 +185,10 @@ def gpt2_tokenizer() -> TiktokenTokenizer:
     return TiktokenTokenizer("gpt2", encoding)
 
 
-def load_tokenizer(folder: Path | None, name: str) -> Tokenizer:
+def load_tokenizer(folder: Path | str | None, name: str) -> Tokenizer:
     """The tokenizer that `folder` carries; without a folder, or where it carries none, the one called `name`."""
-    if folder is not None and (folder / FILE_NAME).exists():
-        return _load_saved(folder / FILE_NAME)
+    if folder is not None and (saved := Path(folder) / FILE_NAME).exists():
+        return _load_saved(saved)
     if name == "gpt2":
         return gpt2_tokenizer()
     if name == "bytes":
