@@ -15,7 +15,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from paceline.core.errors import ConfigError
 from paceline.optim.config import MuonConfig
 
 Orthogonalise = Callable[[Tensor], Tensor]
@@ -124,7 +123,7 @@ def _members(name: str, param: nn.Parameter, parts: int | Sequence[int]) -> list
     rows = param.shape[0]
     sizes = [rows // parts] * parts if isinstance(parts, int) else list(parts)
     if sum(sizes) != rows:
-        raise ConfigError(f"{name} has {rows} rows, which do not make {parts} parts; give the rows of each part")
+        raise ValueError(f"{name} has {rows} rows, which do not make {parts} parts; give the rows of each part")
     stops = [sum(sizes[: index + 1]) for index in range(len(sizes))]
     return [Member(param, stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
 

@@ -39,7 +39,7 @@ class Optimizer:
         compiled: bool = False,
         share_work: ShareWork = all_here,
     ) -> None:
-        _check_distinct(params)
+        _check_names(params, parts or {})
         self.config = config
         self.classes: dict[ParamClass, dict[str, nn.Parameter]] = {kind: dict(named) for kind, named in params.items()}
         self.steps_taken = 0
@@ -170,11 +170,13 @@ def _adams(classes: Mapping[ParamClass, NamedParams], adam: AdamConfig) -> list[
     return [Adam(groups, adam)] if adam.grouping == "one" else [Adam([group], adam) for group in groups]
 
 
-def _check_distinct(params: Mapping[ParamClass, NamedParams]) -> None:
-    """A parameter in two classes would move twice; two parameters of one name would share a slot in a checkpoint."""
+def _check_names(params: Mapping[ParamClass, NamedParams], parts: Mapping[str, object]) -> None:
+    """A parameter in two classes would move twice; two of one name would share a slot in a checkpoint."""
     named = [item for group in params.values() for item in group.items()]
     if len({name for name, _ in named}) < len(named) or len({id(param) for _, param in named}) < len(named):
         raise ValueError("a name or a parameter occurs in more than one class; each belongs to exactly one")
+    if unknown := set(parts) - set(params.get("matrices", {})):
+        raise ValueError(f"parts are given for {', '.join(sorted(unknown))}, which is not among the matrices")
 
 
 def _check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
