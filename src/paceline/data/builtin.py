@@ -56,7 +56,7 @@ def builtin_corpus(tokenizer: str = "bpe-2048") -> Path:
 
 def fingerprint(tokenizer: str) -> str:
     """What the corpus depends on, without reading it: the recipe, this Python, and which modules it came with."""
-    modules = sorted(entry.name for entry in os.scandir(_library_root()))
+    modules = sorted(set(os.listdir(_library_root())) - SKIPPED_FOLDERS)
     content = repr((RECIPE, tokenizer, sys.version, modules))
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 

@@ -1,0 +1,33 @@
+"""Small data for the tests: shards whose token at place i tells i, and a few texts."""
+
+from pathlib import Path
+
+import numpy as np
+
+from paceline.data.corpus import Corpus
+from paceline.data.shards import open_shard, write_shard
+
+
+def counting_corpus(folder: Path, lengths: tuple[int, ...]) -> Corpus:
+    """Shards in which shard s holds 1000 s, 1000 s + 1, …, so that a token says where it came from."""
+    shards = []
+    for number, length in enumerate(lengths):
+        path = folder / f"count_train_{number + 1:06d}.bin"
+        write_shard(path, counting_tokens(number, length), documents=0, tokenizer="none")
+        shards.append(open_shard(path))
+    return Corpus(shards=tuple(shards))
+
+
+def counting_tokens(shard: int, length: int) -> np.ndarray:
+    return (1000 * shard + np.arange(length)).astype(np.uint16)
+
+
+SAMPLE_TEXTS = [
+    "",
+    "plain words, and more of them",
+    "it's  two spaces\n\n\tand a tab \r\n",
+    "<|endoftext|> is text like any other <|endoftext|>",
+    "naïve café — Ελληνικά 日本語 🙂🏽 \u200d\ufeff",
+    " \u00a0\u2003 odd spaces \x1c\x1f\x85",
+    "\x00\x01 control",
+]

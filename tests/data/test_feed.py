@@ -1,0 +1,59 @@
+"""Feeding changes where tensors live, not what they hold."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from data.test_batches import BATCH, COUNTING
+from paceline.data.batches import batches, validation_batches
+from paceline.data.config import DataConfig
+from paceline.data.feed import feed, feed_batches
+
+
+def check_equal_to_numpy(device: torch.device) -> None:
+    """Each tensor is read by work queued after a long product, so a copy that is not waited for would show."""
+    plain = list(islice(batches(COUNTING, DataConfig(), BATCH, seed=0), 20))
+    fed = feed(iter(plain), device)
+    sums = []
+    for batch, cursor in fed:
+        assert cursor == plain[len(sums)][1]
+        assert (batch.tokens.dtype, batch.targets.dtype) == (torch.int32, torch.int64)
+        assert batch.tokens.device.type == device.type
+        sums.append(torch.stack([batch.tokens.sum(), (batch.targets * batch.tokens).sum()]))
+    expected = [[int(b.tokens.sum()), int((b.targets * b.tokens).sum())] for b, _ in plain]
+    assert torch.stack(sums).tolist() == expected
+
+
+def test_batches_reach_the_cpu_unchanged() -> None:
+    check_equal_to_numpy(torch.device("cpu"))
+
+
+@pytest.mark.gpu
+def test_batches_reach_the_gpu_unchanged() -> None:
+    check_equal_to_numpy(torch.device("cuda"))
+
+
+@pytest.mark.gpu
+def test_feeding_a_gpu_never_waits() -> None:
+    plain = list(islice(batches(COUNTING, DataConfig(), BATCH, seed=0), 6))
+    fed = feed(iter(plain), torch.device("cuda"))
+    next(fed)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        assert len(list(fed)) == 5
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_validation_batches_are_fed_without_a_cursor() -> None:
+    plain = list(validation_batches(COUNTING, 100, 0, 4))
+    fed = list(feed_batches(plain, torch.device("cpu")))
+    assert all(np.array_equal(a.tokens, b.tokens.numpy()) for a, b in zip(plain, fed, strict=True))
+
+
+def test_the_stream_is_not_read_to_its_end() -> None:
+    """Training data never end, so feeding must not collect them."""
+    endless = batches(COUNTING, DataConfig(), BATCH, seed=0)
+    assert next(feed(endless, torch.device("cpu")))[1].step == 1
