@@ -66,7 +66,10 @@ class RunCard:
     """Over the timed steps."""
     mfu: float | None = None
     """Share of the GPU's bf16 peak that the model's arithmetic used."""
+    device: str | None = None
+    """What it ran on: cpu or cuda."""
     peak_bytes: int | None = None
+    """Allocated on the GPU; on a CPU the resident size of the process."""
     data_fingerprint: str
     diff: tuple[FieldChange, ...] = ()
     """Where the config differs from its preset."""
