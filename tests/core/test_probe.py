@@ -105,7 +105,8 @@ def test_on_a_gpu_flex_is_taken_if_it_can_be_compiled(has_compiler: bool, monkey
 
 
 def test_importing_the_probe_does_not_import_torch() -> None:
-    code = "import sys; from paceline.core import environment, probe; environment.environment(); sys.exit('torch' in sys.modules)"
+    imports = "import sys; from paceline.core import environment, probe"
+    code = f"{imports}; environment.environment(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
