@@ -1,0 +1,202 @@
+"""The page without a browser: self-contained, escaped, complete, and clear about what is missing."""
+
+import builtins
+import html
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+
+from paceline.core.errors import RunError, UserError
+from paceline.report import page
+from paceline.report.charts import MAX_POINTS, chart_data
+from paceline.report.commands import ReportArgs, run_report
+from paceline.report.markup import element
+from paceline.report.page import write_report
+from paceline.report.runs import load_runs, smoothed
+from report.runs_on_disk import SAMPLE, write_run
+
+EVIL = "<script>alert(1)</script>\"'&</pre>\u2028"
+
+
+@pytest.fixture(autouse=True)
+def without_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """plotly.js is 4.8 MB of somebody else's text; the browser tests have it."""
+    monkeypatch.setattr(page, "_plotly_js", lambda: "/* plotly.js */")
+
+
+class Reader(HTMLParser):
+    """What a browser would make of the page: elements, text, and everything that points elsewhere."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.points: list[str] = []
+        self.text: dict[str, str] = {}
+        self.data = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.points += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action", "data")]
+        self.points += [name for name, _ in attrs if name.startswith("on")]
+
+    def handle_data(self, data: str) -> None:
+        tag = self.tags[-1] if self.tags else ""
+        self.text[tag] = self.text.get(tag, "") + data
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def test_nothing_is_loaded_from_anywhere(tmp_path: Path) -> None:
+    text = text_of(write_report([write_run(tmp_path / "run", steps=40)], tmp_path / "page.html"))
+    assert Reader(text).points == []
+    assert "default-src 'none'" in html.unescape(text)
+    assert not re.search(r"https?://|@import|url\(", text)
+
+
+def test_whatever_a_run_contains_is_text(tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "run", name=EVIL, steps=40, sample=EVIL, notes=(EVIL,), environment={EVIL: EVIL}, track=EVIL
+    )
+    config = json.loads((run / "config.json").read_text())
+    config[EVIL] = EVIL
+    (run / "config.json").write_text(json.dumps(config))
+    read = Reader(text_of(write_report([run, run], tmp_path / "page.html")))
+    plain = Reader(text_of(write_report([write_run(tmp_path / "other", steps=40)] * 2, tmp_path / "other.html")))
+    assert read.tags.count("script") == plain.tags.count("script") == 3
+    assert read.points == []
+    assert EVIL in read.text["pre"]
+    assert EVIL in read.text["h1"]
+
+
+def test_the_numbers_of_a_chart_cannot_end_its_script(tmp_path: Path) -> None:
+    data = chart_data(load_runs([write_run(tmp_path, name="</script><script>alert(1)</script>", steps=20)]))
+    assert "<" not in data
+    assert json.loads(data)["runs"][0]["label"] == "</script><script>alert(1)</script>"
+
+
+def test_the_page_has_the_figures_and_explains_both_clocks(tmp_path: Path) -> None:
+    text = text_of(write_report([write_run(tmp_path / "run", name="my run")], tmp_path / "page.html"))
+    for expected in ("my run", "3.5889", "1.8889", "1m23s", "12,047", "1.57 M", "774.7 MiB", "bf16 -&gt; fp32"):
+        assert expected in text, expected
+    assert "from step 10 on" in text
+    assert "everything since launch" in text
+    assert "Unfinished" not in text
+    assert SAMPLE.splitlines()[0] in text
+
+
+def test_values_that_differ_from_the_preset_are_marked(tmp_path: Path) -> None:
+    text = text_of(write_report([write_run(tmp_path / "run", seed=3)], tmp_path / "page.html"))
+    assert "2 of " in text
+    assert text.count('class="changed"') == 4  # seed and softcap, in the short table and among all values
+    assert "preset: 15.0" in text
+
+
+def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", done=312, val_loss=None, peak_bytes=None, tokens_per_s=None, train_s=None)
+    text = text_of(write_report([run], tmp_path / "page.html"))
+    assert "Unfinished: 312 of 500 steps" in text
+    assert "What the model wrote" not in text
+
+
+def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", done=0, losses=())
+    (run / "metrics.jsonl").write_text("")
+    assert "Nothing is recorded yet" in text_of(write_report([run], tmp_path / "page.html"))
+
+
+def test_several_runs_share_a_page_and_what_differs_is_shown(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "a", steps=40), write_run(tmp_path / "b", steps=40, seed=1)]
+    text = text_of(write_report(runs, tmp_path / "page.html"))
+    differing = text.split("What differs")[1].split("<h2>")[0]
+    assert re.findall(r'scope="row">([^<]+)<', differing) == ["seed", "model.softcap"]
+    assert "demo (2)" in text  # the same name twice would be one line in the legend
+
+
+def test_long_runs_are_thinned_and_keep_their_last_step(tmp_path: Path) -> None:
+    [run] = json.loads(chart_data(load_runs([write_run(tmp_path, steps=5100)])))["runs"]
+    assert len(run["loss"]) <= MAX_POINTS
+    assert run["x"]["step"][-1] == 5100
+    assert set(map(len, run["x"].values())) == {len(run["loss"])}
+
+
+def test_the_train_axis_begins_when_its_clock_does(tmp_path: Path) -> None:
+    [run] = json.loads(chart_data(load_runs([write_run(tmp_path, steps=40)])))["runs"]
+    assert run["x"]["train"][:10] == [None] * 10
+    assert None not in run["x"]["train"][10:]
+
+
+def test_smoothing_does_not_lag_behind_a_line_and_keeps_gaps() -> None:
+    line: list[float | None] = [float(x) for x in range(200, 0, -1)]
+    smooth = smoothed(line)
+    assert all(abs(s - v) < 0.01 for s, v in zip(smooth[80:120], line[80:120], strict=True) if s and v)
+    assert smoothed([1.0, None, 1.0]) == [1.0, None, 1.0]
+    assert smoothed([]) == []
+
+
+def test_attributes_are_escaped() -> None:
+    assert element("p", "<", title='"><b>') == '<p title="&quot;&gt;&lt;b&gt;">&lt;</p>'
+
+
+@pytest.mark.parametrize("name", ["card.json", "config.json", "metrics.jsonl"])
+@pytest.mark.parametrize("damage", ["missing", "half"])
+def test_a_damaged_run_is_an_error_that_names_the_file_and_writes_nothing(
+    name: str, damage: str, tmp_path: Path
+) -> None:
+    path = write_run(tmp_path / "run", steps=20) / name
+    half = path.read_text()[:200] + "\n"
+    path.unlink()
+    if damage == "half":
+        path.write_text(half)
+    with pytest.raises(RunError, match=re.escape(str(path))):
+        write_report([tmp_path / "run"], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_no_run_at_all_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no run"):
+        write_report([], tmp_path / "page.html")
+
+
+def test_without_plotly_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the real _plotly_js
+    real = builtins.__import__
+
+    def missing(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("plotly"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(UserError, match=r"paceline\[report\]"):
+        write_report([write_run(tmp_path / "run", steps=20)], tmp_path / "page.html")
+
+
+def test_the_command_writes_beside_the_run_or_where_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        write_run(tmp_path / "runs" / name, steps=20)
+    for line, written in [("a", "runs/a/report.html"), ("a runs/b", "report.html"), ("latest --out x.html", "x.html")]:
+        assert run_report(tyro.cli(ReportArgs, args=line.split())) == 0
+        assert capsys.readouterr().out.strip() == written
+        assert (tmp_path / written).is_file()
+
+
+def test_a_report_needs_no_torch(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=20)
+    code = (
+        "import sys; from pathlib import Path; from paceline.report.commands import ReportArgs, run_report;"
+        "run_report(ReportArgs(runs=(sys.argv[1],))); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(run)], check=False).returncode == 0

@@ -1,0 +1,160 @@
+"""The page in Chromium: charts are drawn, answer to mouse and keyboard, fit a phone, follow the colour scheme, and ask
+the network for nothing. Pages are opened once per kind, since each holds 4.8 MB of plotly.js."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from paceline.report.page import write_report
+from report.runs_on_disk import write_run
+
+CHROMIUM = shutil.which("chromium")
+ARGUMENTS = [
+    "--headless", "--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--no-first-run",
+]  # fmt: skip
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: apt-get install chromium)")
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+
+@dataclass
+class Opened:
+    """A page and everything it complained about or asked for."""
+
+    page: "playwright.Page"
+    complaints: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["playwright.Browser"]:
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield started
+        started.close()
+
+
+def opened(browser: "playwright.Browser", path: Path, *, width: int = 1200, scheme: str = "light") -> Opened:
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    result = Opened(context.new_page())
+    page = result.page
+    page.on("console", lambda message: result.complaints.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: result.complaints.append(str(error)))
+    page.on("dialog", lambda dialog: (result.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    own = path.resolve().as_uri()
+    page.on("request", lambda request: request.url == own or result.complaints.append(f"request: {request.url}"))
+    page.goto(own)
+    page.wait_for_selector("#loss .main-svg")
+    return result
+
+
+@pytest.fixture(scope="module")
+def one(browser: "playwright.Browser", tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    folder = tmp_path_factory.mktemp("one")
+    return opened(browser, write_report([write_run(folder / "run")], folder / "page.html"))
+
+
+@pytest.fixture(scope="module")
+def phone(browser: "playwright.Browser", tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    """Three runs, one of them unfinished and all of them hostile, on a narrow dark screen."""
+    folder = tmp_path_factory.mktemp("phone")
+    evil = "<script>alert(1)</script><img src=http://example.invalid/x onerror=alert(2)>"
+    names = [evil, "a-name-without-any-space-" * 6, "demo"]
+    runs = [
+        write_run(folder / str(index), name=name, seed=index, done=300, sample=f"</pre>{evil}" + "x" * 300)
+        for index, name in enumerate(names)
+    ]
+    return opened(browser, write_report(runs, folder / "page.html"), width=390, scheme="dark")
+
+
+def chart_text(page: "playwright.Page") -> str:
+    return str(page.locator("#loss .xtitle").text_content())
+
+
+def test_every_chart_is_drawn(one: Opened) -> None:
+    assert one.page.locator("#loss .scatterlayer .trace").count() == 3  # each step, smoothed, validation
+    for name in ("window", "lr", "rate"):
+        assert one.page.locator(f"#{name} .scatterlayer .trace path.js-line").count() == 1
+
+
+def test_hovering_shows_the_values_under_the_mouse(one: Opened) -> None:
+    one.page.locator("#loss .nsewdrag").hover(position={"x": 300, "y": 150})
+    label = one.page.wait_for_selector("#loss .hoverlayer .legend")
+    assert "training, smoothed" in label.text_content()
+
+
+def test_tabs_are_reached_and_turned_by_keyboard(one: Opened) -> None:
+    page = one.page
+    page.mouse.move(0, 0)
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("Tab")
+    seen = []
+    for _ in range(4):
+        seen.append((page.evaluate("document.activeElement.textContent"), chart_text(page)))
+        page.keyboard.press("ArrowRight")
+    assert seen == [
+        ("Steps", "Steps"),
+        ("Tokens", "Training tokens"),
+        ("Train time", "Train time (s)"),
+        ("Wall time", "Wall time (s)"),
+    ]
+    assert page.locator('[role="tab"][aria-selected="true"]').inner_text() == "Steps"  # round and back
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "whole"
+
+
+def test_the_first_steps_come_into_the_frame_on_demand(one: Opened) -> None:
+    highest = "document.getElementById('loss')._fullLayout.yaxis.range[1]"
+    before = one.page.evaluate(highest)
+    one.page.get_by_label("Show the first steps too").check()
+    assert one.page.evaluate(highest) > before + 1
+    one.page.get_by_label("Show the first steps too").uncheck()
+    assert one.page.evaluate(highest) == before
+
+
+def test_paper_is_light_and_shows_what_is_folded(one: Opened) -> None:
+    page = one.page
+    page.emulate_media(color_scheme="dark")
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
+    assert page.locator("details:not([open])").count() == 0
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
+    assert page.locator("details[open]").count() == 0
+    page.emulate_media(color_scheme="light")
+
+
+def test_a_phone_needs_no_sideways_scrolling(phone: Opened) -> None:
+    page = phone.page
+    page.evaluate("document.querySelectorAll('details').forEach((box) => { box.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    beyond = "[...document.querySelectorAll('main *')].filter((e) => e.getBoundingClientRect().right > 391).length"
+    assert page.evaluate(beyond) == 0
+
+
+def test_page_and_charts_follow_the_colour_scheme(phone: Opened) -> None:
+    page = phone.page
+    colors = (
+        "[getComputedStyle(document.body).backgroundColor, "
+        "getComputedStyle(document.querySelector('#loss .xtick text')).fill, "
+        "getComputedStyle(document.querySelector('#loss .trace path.js-line')).stroke]"
+    )
+    dark = page.evaluate(colors)
+    page.emulate_media(color_scheme="light")
+    page.wait_for_function(f"(dark) => {colors}.every((now, i) => now !== dark[i])", arg=dark)
+    page.emulate_media(color_scheme="dark")
+
+
+def test_every_run_has_a_line_of_its_own_in_the_legend(phone: Opened) -> None:
+    assert phone.page.locator("#loss .legend .traces").count() == 3
+    assert "Unfinished: 300 of 500 steps" in phone.page.inner_text("header")
+
+
+@pytest.mark.parametrize("which", ["one", "phone"])
+def test_nobody_complained_and_nothing_left_the_page(which: str, request: pytest.FixtureRequest) -> None:
+    assert request.getfixturevalue(which).complaints == []
