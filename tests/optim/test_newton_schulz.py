@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import integers, sampled_from
 from torch import Tensor
 from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
 
 from optim.oracles import orthogonal_factor, quintic
 from paceline.optim.newton_schulz import orthogonalise
@@ -107,6 +108,15 @@ def test_the_norm_is_taken_on_the_chosen_side_of_the_rounding(norm_of: str) -> N
     assert X.dtype == torch.bfloat16
     assert_close(X, (torch.ones(64, 64) / norm).bfloat16(), rtol=0, atol=0)
     assert (X[0, 0] == 1 / 64) == (norm_of == "rounded")
+
+
+def test_a_tall_matrix_costs_no_more_than_a_wide_one() -> None:
+    counts = []
+    for shape in ((4, 32), (32, 4)):
+        with FlopCounterMode(display=False) as counter:
+            plain(seeded(*shape))
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] == 5 * (2 * 2 * 4 * 4 * 32 + 2 * 4**3)
 
 
 def test_it_compiles_as_one_graph() -> None:

@@ -41,7 +41,7 @@ def flat(params: Params) -> dict[str, nn.Parameter]:
 
 def set_grads(params: Params, step: int) -> None:
     for index, param in enumerate(flat(params).values()):
-        param.grad = seeded(*param.shape, seed=100 * (step + 1) + index).to(param.dtype)
+        param.grad = seeded(*param.shape, seed=100 * (step + 1) + index).to(param)
 
 
 def optimizer_of(params: Params, config: OptimConfig = CONFIG, **changes: object) -> Optimizer:
@@ -341,3 +341,24 @@ def test_a_parameter_in_two_classes_is_refused() -> None:
 def test_parts_of_an_unknown_matrix_are_refused() -> None:
     with pytest.raises(ValueError, match="b9"):
         optimizer_of(model(), parts={"b9.qkv": 3})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gpu_moves_weights_as_a_cpu_does(compiled: bool) -> None:
+    """fp32 products on both sides, mixed formats in one class, and a state that was written on a CPU."""
+    here, there = model(), model()
+    there = {kind: {n: nn.Parameter(p.detach().cuda()) for n, p in named.items()} for kind, named in there.items()}
+    there["scalars"] = {**there["scalars"], "half": nn.Parameter(torch.ones(3, dtype=torch.bfloat16, device="cuda"))}
+    here["scalars"] = {**here["scalars"], "half": nn.Parameter(torch.ones(3, dtype=torch.bfloat16))}
+    config = replace(CONFIG, clip_norm=1.0)
+    on_cpu, on_gpu = optimizer_of(here, config), optimizer_of(there, config, compiled=compiled)
+    advance(here, on_cpu, range(2))
+    on_gpu.load_state_dict(on_cpu.state_dict())
+    for name, param in flat(there).items():
+        param.data.copy_(flat(here)[name])
+    advance(here, on_cpu, range(2, 4))
+    advance(there, on_gpu, range(2, 4))
+    for name, param in flat(there).items():
+        rtol = 2**-7 if param.dtype == torch.bfloat16 else 1e-4
+        assert_close(param.detach().cpu(), flat(here)[name].detach(), rtol=rtol, atol=1e-4)
