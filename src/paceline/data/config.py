@@ -89,3 +89,43 @@ class BatchConfig:
 
 DEFAULT_MICRO_TOKENS = 65_536
 """The records' unit of work for one GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareConfig:
+    """Text to shards. Running the same command again continues where it was stopped."""
+
+    inputs: tuple[str, ...]
+    """Files (.txt, .jsonl, .jsonl.gz, .parquet), folders of them, or - for standard input."""
+    out: str
+    """Folder for the shards, the tokenizer and dataset.json."""
+    name: str = "data"
+    """First part of the shards' names: NAME_train_000001.bin, NAME_val_000000.bin."""
+    tokenizer: str = "gpt2"
+    """`gpt2`, `bytes`, `bpe-N` (trained on the start of the training text), or a folder that carries a tokenizer."""
+    field: str = "text"
+    """Field or column that holds the text, in .jsonl and .parquet."""
+    shard_tokens: int = 100_000_000
+    """Tokens of a shard. Documents may straddle shards; the last one is shorter."""
+    val_share: float = 0.005
+    """Share of the documents that goes to validation, chosen by a hash of their text. A single .txt is cut in two."""
+    stdin_format: Literal["text", "jsonl"] = "text"
+    """Standard input is one document, or one JSON object a line."""
+    skip_bad: bool = False
+    """Leave out records that cannot be read, and count them, instead of stopping at the first."""
+    workers: int | None = None
+    """Processes that tokenize; None: one for each core. The result does not depend on it."""
+    overwrite: bool = False
+    """Delete what an earlier run left in the folder and begin again."""
+
+    def __post_init__(self) -> None:
+        if not self.inputs:
+            raise ConfigError("no input is given; name files or folders, or - for standard input")
+        if not 1 <= self.shard_tokens < 2**31:
+            raise ConfigError(f"--shard-tokens {self.shard_tokens} is outside 1 to 2^31 - 1, what a shard can count")
+        if not 0 <= self.val_share < 1:
+            raise ConfigError(f"--val-share {self.val_share} is outside [0, 1); 0.005 is one document in 200")
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError(f"--workers {self.workers} must be at least 1")
+        if not self.name or not all(letter.isalnum() or letter in "._-" for letter in self.name):
+            raise ConfigError(f"--name {self.name!r} may hold letters, digits, dots, dashes and underscores only")

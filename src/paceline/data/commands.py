@@ -1,0 +1,182 @@
+"""`paceline data prepare | verify | stats`: arguments, and what is printed. Heavy imports wait for the call."""
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from paceline.core.units import human_bytes, human_count, human_seconds
+from paceline.data.config import PrepareConfig
+
+if TYPE_CHECKING:
+    from paceline.data.manifest import DatasetManifest
+    from paceline.data.prepare import Status
+    from paceline.data.stats import ShardStats
+
+LINE_EVERY_S = 10.0
+"""Between two progress lines where there is no terminal."""
+BAR_COLUMNS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareArgs(PrepareConfig):
+    """Text to shards. Running the same command again continues where it was stopped.
+
+    Example: paceline data prepare books/ --out data/books --tokenizer bpe-8192"""
+
+    inputs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="INPUT")]]
+    """Files (.txt, .jsonl, .jsonl.gz, .parquet), folders of them, or - for standard input."""
+    json: bool = False
+    """Print dataset.json instead of a summary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyArgs:
+    """Check sizes and hashes of shards, and name what is damaged or missing.
+
+    Example: paceline data verify data/books"""
+
+    path: tyro.conf.Positional[Path]
+    """A shard or a folder of shards."""
+    json: bool = False
+    """Print the result as JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatsArgs:
+    """Count documents and tokens, and show how long documents are.
+
+    Example: paceline data stats data/books"""
+
+    path: tyro.conf.Positional[Path]
+    """A shard or a folder of shards."""
+    end_of_text: int | None = None
+    """Token id that opens a document; None: as the tokenizer beside the shards says, else GPT-2's 50256."""
+    json: bool = False
+    """Print the result as JSON."""
+
+
+def run_prepare(args: PrepareArgs) -> int:
+    from paceline.core.schema import to_dict
+    from paceline.data.prepare import prepare
+
+    started = time.monotonic()
+    with show_progress() as on_progress:
+        manifest = prepare(args, on_progress)
+    if args.json:
+        _print_json(to_dict(manifest))
+    else:
+        _print_summary(manifest, Path(args.out), time.monotonic() - started)
+    return 0
+
+
+def run_verify(args: VerifyArgs) -> int:
+    """0 when all is well, 1 when something is damaged or missing."""
+    from paceline.data.verify import verify
+
+    result = verify(args.path)
+    if args.json:
+        _print_json({"ok": result.ok, **dataclasses.asdict(result)})
+        return 0 if result.ok else 1
+    for check in result.problems:
+        print(f"{check.file}: {check.problem}")
+    unhashed = sum(not check.hashed for check in result.files if check.tokens and not check.problem)
+    note = f" ({unhashed} without a hash: only sizes were checked)" if unhashed else ""
+    tokens = human_count(sum(check.tokens for check in result.files))
+    verdict = "ok" if result.ok else f"{len(result.problems)} damaged or missing"
+    print(f"{args.path}: {len(result.files)} files, {tokens} tokens, {verdict}{note}")
+    return 0 if result.ok else 1
+
+
+def run_stats(args: StatsArgs) -> int:
+    from paceline.data.stats import stats
+
+    result = stats(args.path, args.end_of_text)
+    if args.json:
+        _print_json(dataclasses.asdict(result))
+        return 0
+    for shard in result.shards:
+        print(f"{shard.file}: {shard.documents:,} documents, {shard.tokens:,} tokens")
+    mean = result.total.tokens / max(1, result.total.documents)
+    print(f"in all: {result.total.documents:,} documents, {result.total.tokens:,} tokens, {mean:,.0f} a document")
+    _print_histogram(result.total)
+    return 0
+
+
+def _print_histogram(total: "ShardStats") -> None:
+    longest = max((bucket.documents for bucket in total.lengths), default=1)
+    for bucket in total.lengths:
+        bar = "█" * round(BAR_COLUMNS * bucket.documents / longest)
+        print(f"{bucket.at_least:>9,} to {2 * bucket.at_least - 1:>9,} tokens {bucket.documents:>12,} {bar}")
+
+
+def _print_summary(manifest: "DatasetManifest", out: Path, seconds: float) -> None:
+    train, val = manifest.side_tokens("train"), manifest.side_tokens("val")
+    text, rate = human_bytes(manifest.text_bytes), human_bytes(manifest.text_bytes / max(seconds, 1e-9))
+    print(
+        f"{out}: {manifest.documents:,} documents, {train:,} training and {val:,} validation tokens in "
+        f"{len(manifest.shards)} shards, {text} of text in {human_seconds(seconds)} ({rate}/s)"
+    )
+    if manifest.skipped:
+        print(f"left out: {manifest.skipped:,} bad records")
+    for side, tokens in (("train", train), ("val", val)):
+        if not tokens and (side == "train" or manifest.options.val_share):
+            print(f"no document went to {side}: give more documents or change --val-share {manifest.options.val_share}")
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1))
+
+
+@contextmanager
+def show_progress() -> Iterator["Callable[[Status], None]"]:
+    """A bar on a terminal, a line every ten seconds elsewhere; on standard error, so that --json stays readable."""
+    if not sys.stderr.isatty():
+        yield ProgressLines(time.monotonic)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None)
+
+        def show(status: "Status") -> None:
+            bar.update(task, completed=status.bytes_read, total=status.bytes_total or None, description=_tokens(status))
+
+        yield show
+
+
+class ProgressLines:
+    """Progress as plain lines: rate since the last line, and time left at that rate."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock, self.last_s, self.last_bytes = clock, clock(), 0
+
+    def __call__(self, status: "Status") -> None:
+        now = self.clock()
+        if now - self.last_s < LINE_EVERY_S:
+            return
+        rate = (status.bytes_read - self.last_bytes) / (now - self.last_s)
+        left = max(0, status.bytes_total - status.bytes_read)
+        ahead = f", {human_seconds(left / rate)} left" if status.bytes_total and rate > 0 else ""
+        read = f"{human_bytes(status.bytes_read)} read, {human_bytes(rate)}/s"
+        print(f"{read}, {_tokens(status)}{ahead}", file=sys.stderr, flush=True)
+        self.last_s, self.last_bytes = now, status.bytes_read
+
+
+def _tokens(status: "Status") -> str:
+    return f"{human_count(status.tokens)} tokens, {status.shards} shards"

@@ -1,0 +1,284 @@
+"""Input files to documents, and documents to pieces of bounded size.
+
+A .txt file is one document, a line of .jsonl and a row of .parquet is one; text is taken byte for byte. Everything is
+read as a stream, so a document may be larger than memory. A long document is cut only where every tokenizer here
+starts a new word whatever surrounds it, so that pieces can be encoded apart and joined.
+"""
+
+import codecs
+import gzip
+import hashlib
+import itertools
+import json
+import re
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from paceline.core.errors import DataError
+
+STANDARD_INPUT = "-"
+KINDS = {".txt": "txt", ".jsonl": "jsonl", ".jsonl.gz": "jsonl.gz", ".parquet": "parquet"}
+BLOCK_BYTES = 1 << 20
+PIECE_CHARS = 1 << 20
+SAFE_CUT = re.compile(r"\S(?= \S)|\S\n(?=\S)")
+"""GPT-2's word rule starts a word at a lone space before text, and after a lone line break; the cut is the match's end.
+What Python calls white space includes all that the tokenizers' regular expressions do."""
+PARQUET_ROWS = 1024
+
+Side = Literal["train", "val"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file, or a part of one. `path` None is standard input."""
+
+    path: Path | None
+    name: str
+    kind: str
+    bytes: int
+    start: int = 0
+    first_line: int = 1
+    side: Side | None = None
+    """Where its documents go; None: each by its hash."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A document or a part of one. `opens`: it begins a document."""
+
+    text: bytes
+    opens: bool
+    side: Side
+
+
+def find_sources(inputs: Sequence[str], stdin_format: str) -> list[Source]:
+    """Every file the inputs name, folders searched in sorted order."""
+    sources: list[Source] = []
+    for given in inputs:
+        if given == STANDARD_INPUT:
+            kind = "txt" if stdin_format == "text" else "jsonl"
+            sources.append(Source(path=None, name="standard input", kind=kind, bytes=0))
+        elif Path(given).is_dir():
+            sources += _search_folder(Path(given))
+        else:
+            sources.append(_file_source(Path(given), Path(given).name))
+    return sources
+
+
+def _search_folder(folder: Path) -> list[Source]:
+    paths = [path for path in folder.rglob("*") if path.is_file() and _kind_of(path)]
+    found = [_file_source(path, path.relative_to(folder).as_posix()) for path in paths]
+    if not found:
+        raise DataError(f"{folder}: no {', '.join(KINDS)} files there; name the folder that holds the text")
+    return sorted(found, key=lambda source: source.name)
+
+
+def _file_source(path: Path, name: str) -> Source:
+    kind = _kind_of(path)
+    if kind is None:
+        raise DataError(f"{path}: not a kind of file that can be read; use {', '.join(KINDS)}")
+    try:
+        return Source(path=path, name=name, kind=kind, bytes=path.stat().st_size)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); check the path") from None
+
+
+def _kind_of(path: Path) -> str | None:
+    return next((kind for suffix, kind in KINDS.items() if path.name.endswith(suffix)), None)
+
+
+def cut_lone_text(sources: list[Source], val_share: float) -> list[Source]:
+    """If a single .txt file is all there is, its last lines become the validation document, else nothing would."""
+    if len(sources) != 1 or sources[0].kind != "txt" or sources[0].path is None or val_share == 0:
+        return sources
+    whole = sources[0]
+    with open(sources[0].path, "rb") as file:
+        file.seek(int(whole.bytes * (1 - val_share)))
+        file.readline()
+        cut = file.tell()
+        file.seek(0)
+        lines = sum(block.count(b"\n") for block in _blocks(file, cut))
+    train = replace(whole, bytes=cut, side="train")
+    val = replace(whole, bytes=whole.bytes - cut, start=cut, first_line=lines + 1, side="val")
+    return [train, val] if cut < whole.bytes else [train]
+
+
+def _blocks(file: IO[bytes], length: int) -> Iterator[bytes]:
+    """The next `length` bytes of the file, a block at a time."""
+    while block := file.read(min(BLOCK_BYTES, length)):
+        length -= len(block)
+        yield block
+
+
+class Reader:
+    """Reads sources, stops at a bad record or counts it, and knows how far it has come."""
+
+    def __init__(self, field: str, *, skip_bad: bool = False) -> None:
+        self.field, self.skip_bad = field, skip_bad
+        self.skipped = 0
+        self.bytes_read = 0
+        """Bytes of the input files behind us, for the progress bar."""
+
+    def pieces(self, sources: Iterable[Source], val_share: float) -> Iterator[Piece]:
+        """Every document as pieces; its side is chosen by the hash of the first."""
+        for source in sources:
+            before = self.bytes_read
+            for blocks in self._documents(source):
+                side: Side | None = None
+                for text in cut_text(blocks):
+                    opens, encoded = side is None, text.encode()
+                    side = side or source.side or choose_side(encoded, val_share)
+                    yield Piece(text=encoded, opens=opens, side=side)
+            self.bytes_read = before + source.bytes
+
+    def _documents(self, source: Source) -> Iterator[Iterable[str]]:
+        """Each document as an iterable of strings, to be read to its end before the next is asked for."""
+        try:
+            if source.kind == "txt":
+                if not self._left_out(source):
+                    yield self._text_blocks(source)
+            else:
+                texts = self._parquet_texts(source) if source.kind == "parquet" else self._jsonl_texts(source)
+                yield from ([text] for text in texts)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{_place(source)}: cannot be read to its end ({error}); fetch the file again") from None
+
+    def _left_out(self, source: Source) -> bool:
+        """Whether a text is to be skipped. It must be known before its first part is handed on, so it is read twice."""
+        if not self.skip_bad or source.path is None:
+            return False
+        before = self.bytes_read
+        try:
+            for _ in self._text_blocks(source):
+                pass
+        except DataError:
+            self.skipped += 1
+            return True
+        finally:
+            self.bytes_read = before
+        return False
+
+    def _text_blocks(self, source: Source) -> Iterator[str]:
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        line = source.first_line
+        with _open(source) as file:
+            for block in itertools.chain(_blocks(file, source.bytes if source.path else sys.maxsize), [b""]):
+                try:
+                    text = decoder.decode(block, final=not block)
+                except UnicodeDecodeError as error:
+                    line += error.object[: error.start].count(b"\n")
+                    raise DataError(f"{_place(source, line)}: {_not_utf8(error)}; {CURE}") from None
+                line += block.count(b"\n")
+                self.bytes_read += len(block)
+                yield text
+
+    def _jsonl_texts(self, source: Source) -> Iterator[str]:
+        with _open(source) as raw:
+            lines: IO[bytes] = gzip.GzipFile(fileobj=raw) if source.kind == "jsonl.gz" else raw  # type: ignore[assignment]
+            before = self.bytes_read
+            for number, line in enumerate(lines, 1):
+                text, problem = parse_line(line, self.field)
+                if text is not None:
+                    yield text
+                elif problem is not None:
+                    self._bad_record(f"{_place(source, number)}: {problem}")
+                if source.path is not None:
+                    self.bytes_read = before + raw.tell()
+
+    def _parquet_texts(self, source: Source) -> Iterator[str]:
+        row = 0
+        for batch in _parquet_batches(source, self.field):
+            for value in batch:
+                row += 1
+                if isinstance(value, str):
+                    yield value
+                else:
+                    self._bad_record(f"{source.path}, row {row:,}: {self.field!r} is {type(value).__name__}, not text")
+
+    def _bad_record(self, problem: str) -> None:
+        if not self.skip_bad:
+            raise DataError(f"{problem}; {CURE}")
+        self.skipped += 1
+
+
+CURE = "mend it, or leave such records out with --skip-bad"
+
+
+def parse_line(line: bytes, field: str) -> tuple[str | None, str | None]:
+    """The text of one line of .jsonl, or what is wrong with it; neither for a blank line."""
+    if not line.strip():
+        return None, None
+    try:
+        record = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        return None, _not_utf8(error)
+    except (ValueError, RecursionError) as error:
+        return None, f"not JSON ({error})"
+    if not isinstance(record, dict) or field not in record:
+        return None, f"no field {field!r}"
+    if not isinstance(text := record[field], str):
+        return None, f"field {field!r} is {type(text).__name__}, not text"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return None, f"field {field!r} holds half a surrogate pair, which is not text"
+    return text, None
+
+
+def cut_text(blocks: Iterable[str], piece_chars: int = PIECE_CHARS) -> Iterator[str]:
+    """The text in pieces of `piece_chars` characters or a little more, cut where words part; at least one piece."""
+    rest, searched = "", piece_chars
+    for block in blocks:
+        rest += block
+        while len(rest) > piece_chars:
+            cut = SAFE_CUT.search(rest, searched)
+            if cut is None:
+                searched = max(piece_chars, len(rest) - 3)  # a cut may begin in the last characters seen
+                break
+            yield rest[: cut.end()]
+            rest, searched = rest[cut.end() :], piece_chars
+    yield rest
+
+
+def choose_side(text: bytes, val_share: float) -> Side:
+    """Equal texts go to one side, on every machine and in every order of files."""
+    number = int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"split").digest(), "big")
+    return "val" if number < val_share * 2**64 else "train"
+
+
+def _open(source: Source) -> IO[bytes]:
+    if source.path is None:
+        return open(sys.stdin.fileno(), "rb", closefd=False)
+    file = open(source.path, "rb")  # noqa: SIM115 (the caller closes it)
+    file.seek(source.start)
+    return file
+
+
+def _parquet_batches(source: Source, field: str) -> Iterator[list[Any]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise DataError(f"{source.path}: reading .parquet needs pyarrow; pip install 'paceline[data]'") from None
+    try:
+        file = pyarrow.parquet.ParquetFile(source.path)
+        if field not in file.schema_arrow.names:
+            names = ", ".join(file.schema_arrow.names)
+            raise DataError(f"{source.path}: no column {field!r}; it has {names}, choose one with --field")
+        for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
+            yield batch.column(0).to_pylist()
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{source.path}: not a readable .parquet file ({error}); fetch it again") from None
+
+
+def _place(source: Source, line: int | None = None) -> str:
+    where = str(source.path) if source.path is not None else source.name
+    return where if line is None else f"{where}, line {line:,}"
+
+
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    return f"byte {error.object[error.start]:#04x} is not UTF-8"
