@@ -69,6 +69,12 @@ def test_the_multiplier_stays_between_floor_and_one(step: int, steps: int, share
     assert floor <= then <= now <= 1.0
 
 
+@pytest.mark.parametrize("floor", [-0.1, 1.1])
+def test_a_floor_outside_the_rates_is_refused(floor: float) -> None:
+    with pytest.raises(ConfigError, match=r"--optim.schedule.floor"):
+        ScheduleConfig(floor=floor)
+
+
 def test_a_cooldown_longer_than_the_run_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--optim.schedule.cooldown-steps 601 .*600 steps"):
         cooldown_steps_of(in_steps(601), 600)

@@ -63,7 +63,7 @@ class AdamConfig:
     weight_decay: float = 0.0
     """Decoupled decay of every Adam class."""
     grouping: Literal["one", "per_class"] = "one"
-    """One optimizer object with a group per class, or an object per class: the same numbers, fewer launches."""
+    """One optimizer object with a group per class, or an object per class: the same numbers."""
 
     def __post_init__(self) -> None:
         for name in ("beta1", "beta2"):
@@ -85,6 +85,8 @@ class ScheduleConfig:
     """Multiplier that the line would reach at the step after the last."""
 
     def __post_init__(self) -> None:
+        if not 0.0 <= self.floor <= 1.0:
+            raise ConfigError(f"--optim.schedule.floor {self.floor} is outside [0, 1]; the records use 0")
         if (self.cooldown_steps is None) == (self.cooldown_share is None):
             raise ConfigError(
                 f"--optim.schedule.cooldown-steps {self.cooldown_steps} and --optim.schedule.cooldown-share "

@@ -10,6 +10,7 @@ rank and every step does the same work; with no momentum yet its update is zero.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -50,7 +51,7 @@ def move_(weights: list[Tensor], X: Tensor, *, lr: float, factor: float, weight_
     torch._foreach_sub_(weights, updates.unbind(0))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # itself alone: tensors do not compare to one truth value
 class Member:
     """The rows of a parameter that move as one matrix: all of them, or one part of a fused matrix."""
 
@@ -101,8 +102,8 @@ class Muon:
         self.share_work = share_work
         members = {name: _members(name, param, parts.get(name, 1)) for name, param in params.items()}
         self.stacks = _stacks(member for group in members.values() for member in group)
-        slot_of = {id(m): slot for stack in self.stacks for m, slot in zip(stack.members, stack.momentum, strict=True)}
-        self.slots = {name: [slot_of[id(member)] for member in group] for name, group in members.items()}
+        slot_of = dict(pair for stack in self.stacks for pair in zip(stack.members, stack.momentum, strict=True))
+        self.slots = {name: [slot_of[member] for member in group] for name, group in members.items()}
 
     def step(self, *, lr: float, momentum: float) -> None:
         form, rule = self.config.momentum_form, self.config.scale_rule
@@ -124,8 +125,7 @@ def _members(name: str, param: nn.Parameter, parts: int | Sequence[int]) -> list
     sizes = [rows // parts] * parts if isinstance(parts, int) else list(parts)
     if sum(sizes) != rows:
         raise ValueError(f"{name} has {rows} rows, which do not make {parts} parts; give the rows of each part")
-    stops = [sum(sizes[: index + 1]) for index in range(len(sizes))]
-    return [Member(param, stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
+    return [Member(param, stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def _stacks(members: Iterable[Member]) -> list[Stack]:

@@ -43,15 +43,11 @@ class Optimizer:
         self.config = config
         self.classes: dict[ParamClass, dict[str, nn.Parameter]] = {kind: dict(named) for kind, named in params.items()}
         self.steps_taken = 0
-        muons = {kind for kind in self.classes if kind == "matrices" and config.matrices == "muon"}
-        self._muon = Muon(
-            {name: param for kind in muons for name, param in self.classes[kind].items()},
-            config.muon,
-            parts=parts or {},
-            orthogonalise=_newton_schulz(config.muon, bf16_products=bf16_products, compiled=compiled),
-            share_work=share_work,
-        )
-        self._adams = _adams({kind: named for kind, named in self.classes.items() if kind not in muons}, config.adam)
+        by_muon = self.classes.get("matrices", {}) if config.matrices == "muon" else {}
+        by_adam = {kind: named for kind, named in self.classes.items() if named is not by_muon}
+        newton_schulz = _newton_schulz(config.muon, bf16_products=bf16_products, compiled=compiled)
+        self._muon = Muon(by_muon, config.muon, parts=parts or {}, orthogonalise=newton_schulz, share_work=share_work)
+        self._adams = _adams(by_adam, config.adam)
 
     @torch.no_grad()
     def step(self, *, lr_scale: float, momentum: float) -> None:
