@@ -1,0 +1,287 @@
+"""The model's parts one by one: value path, skips, missing attention, cap, parameter classes and counts."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from model import plain
+from model.small import END_OF_TEXT, RECORDS, in_fp32, random_tokens, shaken, small
+from paceline.metrics.flops import parameter_counts
+from paceline.model.block import relu_squared
+from paceline.model.config import ModelConfig
+from paceline.model.gpt import GPT
+from paceline.model.loss import IGNORE_TARGET, cap_logits, token_losses
+from paceline.model.norm import rms_norm
+from paceline.recipes.presets import PRESETS, preset
+from paceline.recipes.scaling import scaled
+
+TOKENS, WINDOW = random_tokens(1, 256, document_every=100), torch.tensor(128)
+
+
+def built(config: ModelConfig) -> GPT:
+    return GPT(config, end_of_text=END_OF_TEXT)
+
+
+@torch.no_grad()
+def logits(model: GPT) -> Tensor:
+    return model.logits(TOKENS, WINDOW)
+
+
+@torch.no_grad()
+def changed_by(model: GPT, name: str, index: int) -> bool:
+    """Whether the logits depend on one learned scalar."""
+    before = logits(model)
+    scalar = dict(model.named_parameters())[name]
+    scalar[index] += 0.25
+    after = logits(model)
+    scalar[index] -= 0.25
+    return not torch.equal(before, after)
+
+
+# ---- value path
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_layers_look_up_the_records_tables(name: str) -> None:
+    model = preset(name).model
+    expected = plain.VALUE_TABLES[int(name[1:3])]
+    assert list(model.value_table_of_layer) == expected
+    assert model.num_value_tables == len(set(expected) - {None})
+
+
+@pytest.mark.parametrize("layers", [2, 4, 6, 16])
+def test_maps_at_another_depth_are_resolved_from_both_ends(layers: int) -> None:
+    base = replace(ModelConfig(num_layers=layers), value_ends=1)
+    mirrored = replace(base, value_path="mirrored").value_table_of_layer
+    assert mirrored == mirrored[::-1]
+    assert mirrored[: layers // 2] == tuple(range(layers // 2))
+    sparse = replace(base, value_path="sparse").value_table_of_layer
+    assert sparse == (0, *(None,) * (layers - 2), 0)
+
+
+@pytest.mark.parametrize("name", ["r14-value-embed", "r15-unet-values"])
+def test_chunks_of_one_matrix_are_tables_under_another_name(name: str) -> None:
+    """Records 15 and 16 are one function: the same values and the same gradients."""
+    config = in_fp32(small(name))
+    chunks, tables = shaken(config), built(replace(config, value_storage="tables"))
+    state = dict(chunks.state_dict())
+    wide = state.pop("embeddings.value_chunks")
+    pieces = {f"embeddings.values.{i}": piece for i, piece in enumerate(wide.split(config.kv_width, dim=1))}
+    tables.load_state_dict(state | pieces)
+    losses = [model(TOKENS, TOKENS, WINDOW) for model in (chunks, tables)]
+    assert torch.equal(*losses)
+    for loss in losses:
+        loss.mean().backward()
+    separate = torch.cat([table.grad for table in tables.embeddings.values], dim=1)
+    assert_close(chunks.embeddings.value_chunks.grad, separate, rtol=1e-5, atol=1e-8)
+
+
+def test_in_record_13_block_0_mixes_with_itself() -> None:
+    model = shaken(in_fp32(small("r13-window-warmup")))
+    assert not changed_by(model, "blocks.0.attention.value_mix", 0)
+    assert changed_by(model, "blocks.1.attention.value_mix", 0)
+
+
+def test_a_row_of_a_mirrored_table_gets_the_gradients_of_both_its_layers() -> None:
+    model = shaken(in_fp32(small("r16-block-mask")))
+
+    def gradient(*cut_off: int) -> Tensor:
+        """Of table 4, with the lookups of some layers cut off from it."""
+        model.zero_grad()
+        hooks = [
+            model.blocks[layer].register_forward_pre_hook(lambda _, args: (*args[:2], args[2].detach(), *args[3:]))
+            for layer in cut_off
+        ]
+        model(TOKENS, TOKENS, WINDOW).mean().backward()
+        for hook in hooks:
+            hook.remove()
+        grad = model.embeddings.values[4].grad
+        assert grad is not None
+        return grad
+
+    assert_close(gradient(), gradient(4) + gradient(7), rtol=1e-4, atol=1e-7)
+
+
+# ---- skips, x0, missing attention
+
+
+@pytest.mark.parametrize("name", ["r17-sparse-values", "r18-softcap"])
+def test_block_7_loses_its_attention_and_nothing_else(name: str) -> None:
+    model = shaken(small(name))
+    mine = {parameter.removeprefix("blocks.7.") for parameter, _ in model.named_parameters() if ".7." in parameter}
+    assert mine == {"x0_mix", "mlp.up", "mlp.down"}
+    assert model.blocks[7].attention is None
+    assert sum(block.attention is not None for block in model.blocks) == 11
+    assert changed_by(model, "blocks.7.x0_mix", 0)
+    assert changed_by(model, "blocks.7.x0_mix", 1)
+    assert changed_by(model, "skip_weights", 1), "the skip into block 7, from block 4"
+
+
+def test_layers_without_attention_may_be_counted_from_the_end() -> None:
+    config = replace(small("r18-softcap"), layers_without_attention=(-5,))
+    assert config.attentionless == {7}
+    same = replace(config, layers_without_attention=(7,))
+    assert torch.equal(logits(shaken(config)), logits(shaken(same)))
+
+
+def test_the_first_skip_adds_block_5_to_itself() -> None:
+    """Seen at the blocks: what enters block 6 is (1 + w0) times what left block 5, and so on inwards to outwards."""
+    model = shaken(in_fp32(small("r18-softcap")))
+    entered: list[Tensor] = []
+    left: list[Tensor] = []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda _, args: entered.append(args[0]))
+        block.register_forward_hook(lambda _, args, out: left.append(out[0]))
+    logits(model)
+    for i in range(6):
+        expected = left[5 + i] + model.skip_weights[i] * left[5 - i]
+        assert_close(entered[6 + i], expected, rtol=0, atol=0)
+    for i in range(1, 6):
+        assert torch.equal(entered[i], left[i - 1])
+
+
+# ---- norm, activation, cap and loss
+
+
+def test_the_norm_works_in_fp32_with_the_epsilon_it_is_given() -> None:
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)) * 0.05
+    for eps in (2.0**-7, 2.0**-23, 1e-6):
+        expected = x.double() / torch.sqrt((x.double() ** 2).mean(-1, keepdim=True) + eps)
+        assert_close(rms_norm(x, eps).double(), expected, rtol=1e-5, atol=0)
+        low = x.bfloat16()
+        exact = low.double() / torch.sqrt((low.double() ** 2).mean(-1, keepdim=True) + eps)
+        assert rms_norm(low, eps).dtype == torch.bfloat16
+        assert_close(rms_norm(low, eps).double(), exact, rtol=2**-8, atol=0)  # rounded once, to half a bf16 step
+
+
+def test_the_activation_squares_what_is_positive() -> None:
+    assert relu_squared(torch.tensor([-3.0, 0.0, 0.5, 2.0])).tolist() == [0.0, 0.0, 0.25, 4.0]
+
+
+@pytest.mark.parametrize("cap", [15.0, 30.0])
+def test_the_cap_bounds_logits_and_keeps_small_ones(cap: float) -> None:
+    z = torch.tensor([-1e4, -40.0, -0.1, 0.0, 0.1, 20.0, 1e4])
+    capped = cap_logits(z, cap)
+    assert capped.tolist() == pytest.approx([cap * math.tanh(value / cap) for value in z.tolist()], abs=1e-5)
+    assert float(capped.abs().max()) <= cap
+    assert float(capped[4]) == pytest.approx(0.1, rel=1e-4)
+
+
+def test_without_a_cap_logits_are_only_cast() -> None:
+    z = torch.tensor([-1e4, 3.0]).bfloat16()
+    assert cap_logits(z, None).tolist() == z.tolist()
+    assert cap_logits(z, None).dtype == torch.float32
+    assert cap_logits(z, 15.0).dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["r16-block-mask", "r18-softcap"])
+def test_the_models_logits_stay_below_its_cap(name: str) -> None:
+    config, cap = small(name), preset(name).model.softcap
+    assert cap is not None
+    model, free = shaken(config), shaken(replace(config, softcap=None))
+    with torch.no_grad():
+        model.head *= 5
+        free.head *= 5
+    assert float(logits(free).abs().max()) > cap
+    assert float(logits(model).abs().max()) <= cap
+
+
+def test_losses_count_every_column_and_skip_ignored_targets() -> None:
+    z = torch.randn(2, 3, 11, generator=torch.Generator().manual_seed(0))
+    targets = torch.tensor([[0, 10, IGNORE_TARGET], [3, 3, 4]])
+    losses = token_losses(z, targets)
+    assert losses.shape == (2, 3)
+    for b, t in ((0, 0), (0, 1), (1, 0), (1, 2)):
+        expected = math.log(sum(math.exp(value) for value in z[b, t].tolist())) - float(z[b, t, targets[b, t]])
+        assert float(losses[b, t]) == pytest.approx(expected, rel=1e-5)
+    assert float(losses[0, 2]) == 0.0
+
+
+def test_the_tied_head_is_the_token_table() -> None:
+    model = shaken(small("r05-modern-arch"))
+    assert "head" not in dict(model.named_parameters())
+    before = logits(model)
+    with torch.no_grad():
+        model.embeddings.token[299] *= 2  # a token that does not occur in the input
+    assert 299 not in TOKENS
+    after = logits(model)
+    assert torch.equal(before[..., :299], after[..., :299])
+    assert_close(after[..., 299], 2 * before[..., 299], rtol=1e-5, atol=1e-5)
+
+
+def test_a_token_sees_nothing_after_it_and_nothing_before_its_document() -> None:
+    model = shaken(in_fp32(small("r18-softcap")))
+    tokens = random_tokens(1, 256, document_every=10**6)
+    tokens[0, 100] = END_OF_TEXT
+    other = tokens.clone()
+    other[0, 50] = tokens[0, 50] % 200 + 50 + 1
+    other[0, 180] = tokens[0, 180] % 200 + 50 + 1
+    with torch.no_grad():
+        differs = (model.logits(tokens, WINDOW) != model.logits(other, WINDOW)).any(dim=-1)[0]
+    assert differs.nonzero().flatten().tolist() == [*range(50, 100), *range(180, 256)]
+
+
+# ---- parameters
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_a_real_model_has_the_parameters_that_the_formula_counts(name: str) -> None:
+    config = scaled(preset(name), 1 / 16).model
+    model, counts = built(config), parameter_counts(config)
+    sizes = {kind: sum(p.numel() for p in named.values()) for kind, named in model.parameter_classes().items()}
+    assert sum(p.numel() for p in model.parameters()) == counts["total"]
+    assert sizes == {
+        "matrices": counts["block_matrices"],
+        "embeddings": counts["token_embedding"] + counts["value_embeddings"],
+        "head": counts["head"],
+        "scalars": counts["scalars"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "values", "head", "blocks", "scalars", "total"),
+    [
+        ("r04-muon", 38_597_376, 0, 0, 84_934_656, 0, 123_532_032),
+        ("r05-modern-arch", 38_633_472, 0, 0, 84_934_656, 0, 123_568_128),
+        ("r13-window-warmup", 38_633_472, 0, 38_633_472, 84_934_656, 42, 162_201_642),
+        ("r14-value-embed", 38_633_472, 463_601_664, 38_633_472, 84_934_656, 42, 625_803_306),
+        ("r15-unet-values", 38_633_472, 231_800_832, 38_633_472, 84_934_656, 54, 394_002_486),
+        ("r16-block-mask", 38_633_472, 231_800_832, 38_633_472, 84_934_656, 54, 394_002_486),
+        ("r17-sparse-values", 38_597_376, 115_792_128, 38_633_472, 82_575_360, 52, 275_598_388),
+        ("r18-softcap", 38_633_472, 115_900_416, 38_633_472, 82_575_360, 52, 275_742_772),
+    ],
+)
+def test_full_size_presets_have_the_records_parameters(
+    name: str, token: int, values: int, head: int, blocks: int, scalars: int, total: int
+) -> None:
+    counts = parameter_counts(preset(name).model)
+    assert counts == {
+        "token_embedding": token,
+        "value_embeddings": values,
+        "head": head,
+        "block_matrices": blocks,
+        "scalars": scalars,
+        "total": total,
+    }
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_every_parameter_is_in_one_class(name: str) -> None:
+    model = built(small(name) if name != "demo" else preset(name).model)
+    classes = model.parameter_classes()
+    named = [parameter for group in classes.values() for parameter in group]
+    assert sorted(named) == sorted(parameter for parameter, _ in model.named_parameters())
+    assert all(p.dim() == 2 and n.startswith("blocks.") for n, p in classes["matrices"].items())
+    assert all(p.dim() == 2 and n.startswith("embeddings.") for n, p in classes["embeddings"].items())
+    assert all(p.dim() == 1 for p in classes["scalars"].values())
+    assert list(classes["head"]) == ([] if model.config.tied_head else ["head"])
+
+
+def test_only_a_fused_matrix_has_parts() -> None:
+    assert built(small("r05-modern-arch")).fused_parts() == {}
+    parts = built(small("r04-muon")).fused_parts()
+    assert parts == {f"blocks.{layer}.attention.qkv": 3 for layer in range(12)}
