@@ -5,7 +5,8 @@ scaled in proportion, the momentum warm-up keeps its length.
 
 --scale F shrinks a preset for a small machine with all its techniques active: head width by F^(3/4) (16 of 128 at
 1/16), vocabulary and steps by F, batch by F². Heads and layers stay, so that value maps, skips and missing attention
-are the record's. A windowed preset keeps 16 blocks of 128 tokens, so that every window of the schedule occurs.
+are the record's. A windowed preset keeps 16 blocks of 128 tokens, or all it has, so that every window of the schedule
+occurs.
 """
 
 from dataclasses import replace
@@ -68,12 +69,8 @@ def _scaled_model(model: ModelConfig, scale: float) -> ModelConfig:
 
 
 def _scaled_batch(config: RunConfig, scale: float) -> BatchConfig:
-    windowed = config.model.window.unit != "none"
-    sequence = config.batch.sequence_tokens
-    if windowed:
-        sequence = max(MIN_WINDOWED_TOKENS, round(sequence * scale / BLOCK_TOKENS) * BLOCK_TOKENS)
-    wanted = config.batch.tokens * scale**2
-    sequence = (
-        min(sequence, max(MIN_WINDOWED_TOKENS, round(wanted / BLOCK_TOKENS) * BLOCK_TOKENS)) if windowed else sequence
-    )
+    sequence, wanted = config.batch.sequence_tokens, config.batch.tokens * scale**2
+    if config.model.window.unit != "none":
+        fitting = round(min(sequence * scale, wanted) / BLOCK_TOKENS) * BLOCK_TOKENS
+        sequence = max(min(sequence, MIN_WINDOWED_TOKENS), fitting)
     return BatchConfig(tokens=max(1, round(wanted / sequence)) * sequence, sequence_tokens=sequence)
