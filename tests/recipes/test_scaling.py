@@ -1,0 +1,142 @@
+"""What --steps and --scale do to a preset: smaller everywhere, another recipe nowhere."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.errors import ConfigError
+from paceline.core.schema import changes, flatten, from_dict, to_dict
+from paceline.data.config import BUILTIN
+from paceline.optim.schedules import cooldown_steps_of
+from paceline.recipes.presets import PRESETS, preset
+from paceline.recipes.scaling import parse_scale, scaled, with_steps
+from paceline.train.config import RunConfig
+
+RECORDS = [name for name in PRESETS if name != "demo"]
+WINDOWED = [name for name in RECORDS if preset(name).model.window.unit != "none"]
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_sixteenth_is_one_long_sequence_or_two_short_ones(name: str) -> None:
+    batch = scaled(preset(name), 1 / 16).batch
+    short = name in ("r04-muon", "r05-modern-arch")
+    assert (batch.sequences, batch.sequence_tokens) == ((2, 1024) if short else (1, 2048))
+
+
+MAY_SHRINK = {
+    "steps", "model.width", "model.head_dim", "model.vocab_size", "batch.tokens", "batch.sequence_tokens", "data.dir",
+    "data.tokenizer", "data.end_of_text", "train.device", "train.compile", "evaluate.every", "evaluate.tokens",
+    "optim.schedule.cooldown_steps",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_a_sixteenth_keeps_every_technique(name: str) -> None:
+    """Twelve layers, the record's heads, maps, skips, masks and formats: only sizes and lengths differ."""
+    base = preset(name)
+    small = scaled(base, 1 / 16)
+    assert {change.field for change in changes(base, small)} <= MAY_SHRINK
+    assert small.model.value_table_of_layer == base.model.value_table_of_layer
+    assert small.model.attentionless == base.model.attentionless
+    assert small.model.num_layers == (4 if name == "demo" else 12)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_sixteenth_has_the_stated_sizes(name: str) -> None:
+    base, small = preset(name), scaled(preset(name), 1 / 16)
+    assert small.model.width == 96
+    assert small.model.head_dim == (8 if name == "r04-muon" else 16)
+    assert small.model.vocab_size == round(50_257 / 16)
+    assert small.steps == round(base.steps / 16)
+    assert (small.data.dir, small.data.tokenizer) == (BUILTIN, f"bpe-{small.model.vocab_size}")
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_every_window_of_the_schedule_occurs_at_a_sixteenth(name: str) -> None:
+    small = scaled(preset(name), 1 / 16)
+    windows = {small.model.window.tokens_at(step, small.steps) for step in range(small.steps + 1)}
+    quantum = small.model.window.quantum_tokens
+    assert windows == set(range(quantum, 1793, quantum))
+    assert small.batch.sequence_tokens > max(windows), "the widest window is narrower than the sequence"
+
+
+def sizes(config: RunConfig) -> dict[str, int]:
+    names = ("steps", "model.width", "model.head_dim", "model.vocab_size", "batch.tokens", "batch.sequence_tokens")
+    leaves = dict(flatten(config))
+    return {name: leaves[name] for name in names}
+
+
+@given(st.sampled_from(sorted(PRESETS)), st.floats(1e-4, 1.0))
+def test_any_scale_gives_a_valid_preset_that_is_nowhere_larger(name: str, scale: float) -> None:
+    base = preset(name)
+    small = scaled(base, scale)
+    larger = {field for field, size in sizes(small).items() if size > sizes(base)[field]}
+    assert not larger
+    assert cooldown_steps_of(small.optim.schedule, small.steps) <= small.steps
+    assert small.evaluate.every is not None
+    assert small.evaluate.every <= small.steps
+    assert from_dict(RunConfig, to_dict(small)) == small
+
+
+def test_a_larger_scale_is_nowhere_smaller() -> None:
+    for name in PRESETS:
+        ladder = [sizes(scaled(preset(name), scale)) for scale in (1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)]
+        for field in ladder[0]:
+            values = [rung[field] for rung in ladder]
+            assert values == sorted(values), (name, field)
+
+
+def test_the_whole_preset_is_scale_one() -> None:
+    for name in PRESETS:
+        assert scaled(preset(name), 1.0) == preset(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("1/16", 1 / 16), ("0.0625", 1 / 16), ("1", 1.0), ("1/1", 1.0), ("3/4", 0.75)]
+)
+def test_a_scale_is_a_number_or_a_fraction(text: str, share: float) -> None:
+    assert parse_scale(text) == share
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "2", "17/16", "1/0", "1/2/3", "/2", "half", "", "nan", "inf", "1/nan", "1/-2"]
+)
+def test_any_other_scale_is_refused_with_the_flag_and_a_way_out(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--scale .* is not in \(0, 1\]; write it as 0.25 or 1/16"):
+        parse_scale(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "cooldown"),
+    [("r17-sparse-values", 95, 38), ("r17-sparse-values", 1490, 600), ("r04-muon", 3100, 900), ("r18-softcap", 95, 38),
+     ("r14-value-embed", 1, 1)],
+)  # fmt: skip
+def test_another_length_keeps_the_shape_of_the_schedule(name: str, steps: int, cooldown: int) -> None:
+    base = preset(name)
+    other = with_steps(base, steps)
+    assert other.steps == steps
+    length = cooldown_steps_of(other.optim.schedule, steps)
+    assert length == pytest.approx(cooldown if base.optim.schedule.cooldown_steps else 0.4 * steps)
+    assert {change.field for change in changes(base, other)} <= {"steps", "optim.schedule.cooldown_steps"}
+    assert other.optim.muon.momentum_warmup_steps == 300 or name == "r04-muon", "the warm-up keeps its length"
+
+
+DEMO_SHARES = (
+    "activation qkv zero_init_outputs attention_branch_scale qk_norm tied_head embedding_init head_init embedding_norm "
+    "x0_mix unet_skips value_path value_lambdas value_storage softcap document_mask rotary.base rotary.turning_share "
+    "rotary.spacing rotary.table_dtype rotary.arithmetic window.unit window.start_tokens window.quantum_tokens"
+)
+
+
+def test_the_demo_has_the_techniques_of_record_18() -> None:
+    demo, newest = dict(flatten(preset("demo").model)), dict(flatten(preset("r18-softcap").model))
+    for field in DEMO_SHARES.split():
+        assert demo[field] == newest[field], field
+
+
+def test_the_demo_reads_the_built_in_corpus_on_any_device() -> None:
+    demo = preset("demo")
+    assert (demo.data.dir, demo.train.device, demo.train.compile) == (BUILTIN, "auto", False)
+    assert demo.data.tokenizer == f"bpe-{demo.model.vocab_size}"
+    windows = {demo.model.window.tokens_at(step, demo.steps) for step in range(demo.steps + 1)}
+    assert windows == {128, 256, 384, 512}
