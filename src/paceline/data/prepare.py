@@ -23,11 +23,12 @@ try:
 except ImportError:  # not on Windows, where a second writer goes unnoticed
     fcntl = None  # type: ignore[assignment]
 
+from paceline.core.environment import usable_cores
 from paceline.core.errors import ConfigError, DataError
 from paceline.core.files import blake2b_of
 from paceline.core.schema import changes
 from paceline.data.config import PrepareConfig
-from paceline.data.encode import available_cores, encode_in_order
+from paceline.data.encode import encode_in_order
 from paceline.data.manifest import (
     FILE_NAME,
     DatasetManifest,
@@ -316,7 +317,7 @@ def _options(config: PrepareConfig) -> Options:
 def _workers(config: PrepareConfig, sources: list[Source]) -> int:
     known = all(source.path is not None for source in sources)
     small = known and sum(source.bytes for source in sources) < SMALL_INPUT_BYTES
-    return config.workers or (1 if small else available_cores())
+    return config.workers or (1 if small else usable_cores())
 
 
 def _shard_files(folder: Path, name: str) -> list[Path]:
