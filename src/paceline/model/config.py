@@ -4,6 +4,7 @@ A technique that is off is absent: it adds no parameter, no buffer and no operat
 are properties here, so that the model, the planner and the parameter count use one formula.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -37,7 +38,7 @@ class RotaryConfig:
             raise ConfigError(
                 f"--model.rotary.turning-share {self.turning_share} is outside (0, 1]; 1 turns every pair"
             )
-        if self.base <= 1.0:
+        if not 1.0 < self.base < math.inf:
             raise ConfigError(f"--model.rotary.base {self.base} must exceed 1; the records use 10000 and 1024")
         if self.max_tokens < 1:
             raise ConfigError(f"--model.rotary.max-tokens {self.max_tokens} must be positive")
@@ -173,10 +174,17 @@ class ModelConfig:
             "width",
             "num_layers",
             "num_heads",
+            "num_kv_heads",
             "head_dim",
+            "mlp_ratio",
         ):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--model.{name.replace('_', '-')} {getattr(self, name)} must be at least 1")
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"--model.{name.replace('_', '-')} {value} must be at least 1")
+        for name in ("norm_eps", "qk_norm_eps"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ConfigError(
+                    f"--model.{name.replace('_', '-')} {getattr(self, name)} must be a finite number, 0 or more"
+                )
         if self.head_dim % 2:
             raise ConfigError(f"--model.head-dim {self.head_dim} is odd, but rotary turns pairs; use an even width")
         if self.num_heads * self.head_dim != self.width:
@@ -186,8 +194,8 @@ class ModelConfig:
             )
         self._check_values()
         self._check_layers()
-        if self.softcap is not None and self.softcap <= 0:
-            raise ConfigError(f"--model.softcap {self.softcap} must be positive; use None for no cap")
+        if self.softcap is not None and not 0 < self.softcap < math.inf:
+            raise ConfigError(f"--model.softcap {self.softcap} must be positive and finite; use None for no cap")
         if self.tied_head and self.embedding_rows != self.head_rows:
             raise ConfigError(
                 f"--model.tied-head needs equal rows, but --model.embedding-multiple gives {self.embedding_rows} and "
