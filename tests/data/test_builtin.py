@@ -1,6 +1,7 @@
 """The built-in corpus: the same every time, split so that validation text was not seen in training."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -86,7 +87,7 @@ def test_the_corpus_is_made_once_and_then_found(cache: Path) -> None:
 def test_two_processes_racing_make_equal_corpora(tmp_path: Path) -> None:
     """Both start on an empty cache; the result equals the one made here, so the text is the same in every process."""
     code = "from paceline.data.builtin import builtin_corpus; print(builtin_corpus())"
-    env = {"PACELINE_CACHE_DIR": str(tmp_path), "PYTHONHASHSEED": "random"}
+    env = os.environ | {"PACELINE_CACHE_DIR": str(tmp_path), "PYTHONHASHSEED": "random"}
     racers = [subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE) for _ in range(2)]
     answers = [racer.communicate()[0].decode().strip() for racer in racers]
     assert [racer.returncode for racer in racers] == [0, 0]

@@ -149,8 +149,8 @@ def test_a_document_that_straddles_shards_is_counted_once_with_its_whole_length(
 
 
 def test_sides_do_not_run_into_each_other(tmp_path: Path) -> None:
-    for name in ("x_train_000001", "x_val_000000"):
-        write_shard(tmp_path / f"{name}.bin", np.array([0, 1, 1], dtype=np.uint16), documents=1, tokenizer="")
+    for name, tokens in (("x_train_000001", [0, 1, 1]), ("x_val_000000", [1, 0, 1])):
+        write_shard(tmp_path / f"{name}.bin", np.array(tokens, dtype=np.uint16), documents=1, tokenizer="")
     assert [[b.at_least for b in shard.lengths] for shard in stats(tmp_path, 0).shards] == [[2], [2]]
 
 

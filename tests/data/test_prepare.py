@@ -270,7 +270,7 @@ def unfinished(config: PrepareConfig, shards: int = 4) -> DatasetManifest:
 
 
 @pytest.mark.parametrize("finished", [False, True])
-@pytest.mark.parametrize("change", ["edit", "shorten", "add before"])
+@pytest.mark.parametrize("change", ["edit", "shorten", "add before", "more validation"])
 def test_a_changed_input_is_refused(config: PrepareConfig, finished: bool, change: str) -> None:
     if finished:
         prepare(config)
@@ -283,8 +283,12 @@ def test_a_changed_input_is_refused(config: PrepareConfig, finished: bool, chang
     elif change == "shorten":
         write_jsonl(folder / "a.jsonl", TEXTS[:20])
         write_jsonl(folder / "b.jsonl.gz", [])
-    else:
+    elif change == "add before":
         write_jsonl(folder / "0.jsonl", ["first of all"])
+    else:  # fills a shard of validation before the place where the change could be noticed by its hash
+        candidates = ("validate " * 1000 + str(number) for number in range(1000))
+        chosen = [text for text in candidates if choose_side(text.encode(), 0.1) == "val"]
+        write_jsonl(folder / "a.jsonl", [*chosen[:8], *TEXTS[:200]])
     with pytest.raises(DataError, match=r"the input has changed.*--overwrite"):
         prepare(config)
     assert files(config) == before
@@ -375,6 +379,13 @@ def test_a_damaged_manifest_is_refused_until_overwritten(config: PrepareConfig) 
     with pytest.raises(DataError, match=r"dataset\.json.*--overwrite"):
         prepare(config)
     assert prepare(replace(config, overwrite=True)).complete
+
+
+def test_what_a_killed_run_left_half_written_is_cleared_away(config: PrepareConfig) -> None:
+    Path(config.out).mkdir()
+    (Path(config.out) / ".t_train_000001.bin.123.tmp").write_bytes(b"half")
+    prepare(config)
+    assert not list(Path(config.out).glob(".*"))
 
 
 def test_a_second_writer_is_refused(config: PrepareConfig) -> None:

@@ -27,9 +27,8 @@ TRAINING_TEXTS = ["the theory of the thing, they say, is there: " * 20, "it's th
 GPT2_WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 
 
-def small_tiktoken() -> TiktokenTokenizer:
+def in_tiktoken(trained: Tokenizer) -> TiktokenTokenizer:
     """The trained BPE's merges in tiktoken's form: GPT-2's arrangement (end-of-text last) without its download."""
-    trained = train_tokenizer("bpe-280", TRAINING_TEXTS)
     ranks = {value: rank for rank, value in enumerate(trained.token_bytes[1:])}
     special = {"<|endoftext|>": len(ranks)}
     return TiktokenTokenizer(
@@ -40,7 +39,7 @@ def small_tiktoken() -> TiktokenTokenizer:
 TOKENIZERS: dict[str, Tokenizer] = {
     "bytes": ByteTokenizer(),
     "bpe-280": train_tokenizer("bpe-280", TRAINING_TEXTS),
-    "tiktoken": small_tiktoken(),
+    "tiktoken": in_tiktoken(train_tokenizer("bpe-280", TRAINING_TEXTS)),
 }
 each_tokenizer = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS.keys())
 
