@@ -3,13 +3,14 @@
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, DataError
 from paceline.core.files import blake2b_of
 from paceline.data.builtin import SHARED_WORDS, builtin_corpus, cluster_documents, extract_documents, split_documents
 from paceline.data.config import DataConfig
@@ -116,6 +117,15 @@ def test_the_default_config_opens_it() -> None:
     dataset = open_dataset(DataConfig(), 2048)
     assert dataset.tokenizer().vocab_size == 2048
     assert dataset.train.total_tokens > 10 * dataset.val.total_tokens > 100_000
+
+
+def test_a_damaged_cache_says_what_to_delete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = tmp_path / builtin_corpus().name
+    shutil.copytree(builtin_corpus(), copy)
+    monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path))
+    (copy / "builtin_val_000000.bin").write_bytes(b"half")
+    with pytest.raises(DataError, match=f"truncated.*delete {copy}"):
+        open_dataset(DataConfig(), 2048)
 
 
 def test_another_end_of_text_is_refused() -> None:

@@ -1,6 +1,7 @@
 """Preparation: the shards hold the text, and neither processes, kills nor mistakes change a byte of them."""
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -17,10 +18,11 @@ import pytest
 
 from data.test_sources import write_jsonl
 from data.test_tokenizer import TOKENIZERS
-from paceline.core.errors import ConfigError, DataError
+from paceline.core.errors import ConfigError, DataError, PacelineError
 from paceline.core.files import blake2b_of
 from paceline.data import prepare as module
 from paceline.data.config import PrepareConfig
+from paceline.data.continuation import only_writer
 from paceline.data.manifest import DatasetManifest, read_dataset
 from paceline.data.prepare import Status, prepare
 from paceline.data.shards import open_shard, positions_of
@@ -231,6 +233,26 @@ def test_ending_at_any_write_and_continuing_gives_the_same_files(
     assert files(config) == expected
 
 
+def test_a_full_disk_is_told_and_costs_only_the_unfinished_shard(config: PrepareConfig, tmp_path: Path) -> None:
+    prepare(config)
+    full = replace(config, out=str(tmp_path / "full"), workers=2)
+    room = [9]
+
+    def write_or_fail(file: int) -> None:
+        room[0] -= 1
+        if room[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", write_or_fail)
+        with pytest.raises(PacelineError, match=r"--out .*No space left.*continue") as caught:
+            prepare(full)
+    assert caught.value.exit_code == 1
+    assert list(Path(full.out).glob("*.bin"))
+    prepare(full)
+    assert files(full) == files(config)
+
+
 def test_finished_shards_are_not_encoded_again(config: PrepareConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.suppress(KilledError), ended_at_rename(2 + 3 * 6, after=True):  # tokenizer, manifest, six shards
         prepare(config)
@@ -389,7 +411,7 @@ def test_what_a_killed_run_left_half_written_is_cleared_away(config: PrepareConf
 
 
 def test_a_second_writer_is_refused(config: PrepareConfig) -> None:
-    with module._only_writer(Path(config.out)), pytest.raises(DataError, match="another process"):
+    with only_writer(Path(config.out)), pytest.raises(DataError, match="another process"):
         prepare(config)
 
 
@@ -419,6 +441,7 @@ CHILD = """
 import sys
 from paceline.data import prepare
 from paceline.data.config import PrepareConfig
+from paceline.data.continuation import only_writer
 prepare.CHUNK_BYTES = 1 << 16
 prepare.prepare(PrepareConfig(inputs=(sys.argv[1],), out=sys.argv[2], tokenizer=sys.argv[3], shard_tokens=50_000,
                               val_share=0.1, workers=2))

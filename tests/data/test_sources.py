@@ -140,6 +140,25 @@ def test_a_damaged_gzip_file_is_named(tmp_path: Path) -> None:
             texts(tmp_path)
 
 
+@pytest.mark.parametrize("suffix", ["txt", "jsonl"])
+def test_a_disk_that_fails_while_reading_is_told_with_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    class Failing(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError("Input/output error")
+
+        def readline(self, size: int | None = -1) -> bytes:
+            raise OSError("Input/output error")
+
+        __next__ = readline
+
+    (tmp_path / f"x.{suffix}").touch()
+    monkeypatch.setattr("paceline.data.sources._open", lambda _: Failing())
+    with pytest.raises(DataError, match=rf"x\.{suffix}: cannot be read to its end \(Input/output"):
+        texts(tmp_path)
+
+
 def test_parquet_problems_are_named(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -148,6 +167,11 @@ def test_parquet_problems_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="row 2: 'text' is NoneType"):
         texts(path)
     assert texts(path, skip_bad=True) == ["a", "b"]
+    not_utf8 = arrow.array([b"a", b"\xff"], arrow.binary()).view(arrow.string())
+    parquet.write_table(arrow.table({"text": not_utf8}), path)
+    with pytest.raises(DataError, match="row 2: byte 0xff is not UTF-8"):
+        texts(path)
+    assert texts(path, skip_bad=True) == ["a"]
     with pytest.raises(DataError, match="no column 'body'; it has text"):
         texts(path, field="body")
     path.write_bytes(b"PAR1 no")

@@ -51,7 +51,7 @@ def check_one_pass(corpus: Corpus, data: DataConfig, batch: BatchConfig, steps: 
     if steps > limit:
         raise ConfigError(
             f"--steps {steps:,} would read data twice, which --data.one-pass forbids: one pass gives {limit:,} steps "
-            f"of {batch.tokens:,} tokens; use at most that many, more data, or --no-data.one-pass"
+            f"of {batch.tokens:,} tokens; use at most that many, more data, or --data.no-one-pass"
         )
 
 

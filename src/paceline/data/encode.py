@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
@@ -50,7 +50,9 @@ def encode_pieces(tokenizer: Tokenizer, pieces: list[Piece]) -> Encoded:
     return {side: np.concatenate(found) if found else opening[:0] for side, found in parts.items()}
 
 
-def encode_in_order(chunks: Iterable[C], folder: Path, name: str, workers: int) -> Iterator[tuple[C, Encoded]]:
+def encode_in_order(
+    chunks: Iterable[C], folder: Path, name: str, workers: int
+) -> Generator[tuple[C, Encoded], None, None]:
     """Each chunk with its tokens, by the tokenizer that `folder` carries. One worker means this process."""
     if workers == 1:
         tokenizer = load_tokenizer(folder, name)

@@ -3,8 +3,8 @@
 An order turns a step into windows, an (S, 2) int64 array of (shard, first token), computed directly: nothing is
 replayed on resume. `sequential` is record 18's rule: one common base, and before reading, if base + G + 1 >= length,
 the next shard from its start. `shuffled` takes every window of an epoch once, from a grid moved by a random offset;
-a batch may straddle two epochs, so no window is dropped. An epoch's first batch costs a sort of its windows (1 s for
-ten million), the others nothing. The random numbers are Philox's raw output, whose stream numpy promises to keep;
+a batch may straddle two epochs, so no window is dropped. An epoch's first batch costs a sort of its windows (1.6 s
+for ten million), the others nothing. The random numbers are Philox's raw output, whose stream numpy promises to keep;
 `Generator.permutation` promises nothing across versions.
 """
 

@@ -9,46 +9,31 @@ the same input. The unfinished shard in memory is what a kill costs.
 """
 
 import contextlib
-import dataclasses
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-try:
-    import fcntl
-except ImportError:  # not on Windows, where a second writer goes unnoticed
-    fcntl = None  # type: ignore[assignment]
-
 from paceline.core.environment import usable_cores
-from paceline.core.errors import ConfigError, DataError
-from paceline.core.files import blake2b_of
-from paceline.core.schema import changes
+from paceline.core.errors import DataError, PacelineError
 from paceline.data.config import PrepareConfig
+from paceline.data.continuation import begin, only_writer
 from paceline.data.encode import encode_in_order
 from paceline.data.manifest import (
     FILE_NAME,
     DatasetManifest,
-    Options,
     Position,
     Progress,
     ShardEntry,
     SourceEntry,
-    TokenizerEntry,
-    read_dataset,
     write_dataset,
 )
 from paceline.data.shards import write_shard
 from paceline.data.sources import Piece, Reader, Side, Source, cut_lone_text, find_sources
-from paceline.data.tokenizer import FILE_NAME as TOKENIZER_FILE
-from paceline.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 CHUNK_BYTES = 1 << 20
-TRAINING_BYTES = 64 << 20
-"""Text that a tokenizer is trained on, from the start of the training side; more changes few merges."""
 SMALL_INPUT_BYTES = 8 << 20
 """Below this, starting processes (0.5 s) costs more than they save."""
 FIRST_NUMBER: dict[Side, int] = {"train": 1, "val": 0}
@@ -78,12 +63,24 @@ def prepare(config: PrepareConfig, on_progress: Callable[[Status], None] = lambd
     """Carry out `config` and return the finished manifest. Calling it again continues, or finds all done."""
     sources = cut_lone_text(find_sources(config.inputs, config.stdin_format), config.val_share)
     folder = Path(config.out)
-    with _only_writer(folder):
-        manifest = _begin(folder, config, sources)
+    with only_writer(folder), _naming_full_disk(folder):
+        manifest = begin(folder, config, sources)
         reader = Reader(config.field, skip_bad=config.skip_bad)
         run = _Run(folder, manifest, sources, reader, on_progress)
         run.consume(read_chunks(reader.pieces(sources, config.val_share)), _workers(config, sources))
         return run.finish()
+
+
+@contextlib.contextmanager
+def _naming_full_disk(folder: Path) -> Iterator[None]:
+    """Reading names its own files, so what is left of OSErrors is about the output."""
+    try:
+        yield
+    except OSError as error:
+        raise PacelineError(
+            f"--out {folder}: cannot be written ({error.strerror or error}); finished shards are kept, make room "
+            f"and run the same command again to continue"
+        ) from error
 
 
 def read_chunks(pieces: Iterable[Piece]) -> Iterator[Chunk]:
@@ -139,8 +136,7 @@ class _Run:
     ) -> None:
         self.folder, self.manifest, self.sources, self.reader = folder, manifest, sources, reader
         self.on_progress = on_progress
-        self.before = manifest.progress
-        """Where the run that we continue had come to."""
+        self.before = manifest.progress  # where the run that we continue had come to
         self.sides = (self._side("train", self.before.train), self._side("val", self.before.val))
         self.text_bytes = 0
         self.chunks_read, self.digest = 0, ""
@@ -149,13 +145,14 @@ class _Run:
         return _Side(side, position, shards=sum(shard.side == side for shard in self.manifest.shards))
 
     def consume(self, chunks: Iterable[Chunk], workers: int) -> None:
-        encoded = encode_in_order(map(self._admit, chunks), self.folder, self.manifest.tokenizer.name, workers)
-        for chunk, tokens in encoded:
-            for side in self.sides:
-                side.add(tokens[side.side], chunk.number)
-                while side.waiting >= self.manifest.options.shard_tokens:
-                    self._record(side, chunk, len(tokens[side.side]))
-            self._report()
+        stream = encode_in_order(map(self._admit, chunks), self.folder, self.manifest.tokenizer.name, workers)
+        with contextlib.closing(stream) as encoded:  # ends the processes when a write fails
+            for chunk, tokens in encoded:
+                for side in self.sides:
+                    side.add(tokens[side.side], chunk.number)
+                    while side.waiting >= self.manifest.options.shard_tokens:
+                        self._record(side, chunk, len(tokens[side.side]))
+                self._report()
 
     def _admit(self, chunk: Chunk) -> Chunk:
         """Check the input against the run that we continue, and keep the pieces that no finished shard holds."""
@@ -220,139 +217,7 @@ class _Run:
         return self.manifest
 
 
-def _begin(folder: Path, config: PrepareConfig, sources: list[Source]) -> DatasetManifest:
-    """The manifest to continue from, or a new one, with the tokenizer in its place."""
-    for leftover in folder.glob(".*.tmp"):  # of a run that was killed
-        leftover.unlink()
-    if config.overwrite:
-        _clear(folder, config.name)
-    if (found := read_dataset(folder)) is not None:
-        _check_continuation(folder, found, config, sources)
-        return found
-    if strangers := sorted(_shard_files(folder, config.name)):
-        raise DataError(
-            f"{strangers[0]}: there already, and no {FILE_NAME} accounts for it; use another --out or --name, or "
-            f"--overwrite to delete it"
-        )
-    tokenizer, training_text = _make_tokenizer(config, sources)
-    tokenizer.save(folder)
-    manifest = DatasetManifest(options=_options(config), tokenizer=_entry(tokenizer, training_text))
-    write_dataset(folder, manifest)
-    return manifest
-
-
-def _check_continuation(folder: Path, found: DatasetManifest, config: PrepareConfig, sources: list[Source]) -> None:
-    """Refuse to continue with other options, a damaged shard, or another text for the tokenizer."""
-    if changed := changes(found.options, _options(config)):
-        first = changed[0]
-        raise ConfigError(
-            f"--{first.field.replace('_', '-')} {first.after}: {folder / FILE_NAME} was begun with {first.before}; "
-            f"use that, another --out, or begin again with --overwrite"
-        )
-    for shard in found.shards:
-        path = folder / shard.file
-        if not path.exists() or blake2b_of(path) != shard.blake2b:
-            raise DataError(f"{path}: missing or damaged since it was written; begin again with --overwrite")
-    if load_tokenizer(folder, found.tokenizer.name).fingerprint != found.tokenizer.fingerprint:
-        raise DataError(
-            f"{folder}: its tokenizer is not the one its shards were made with; begin again with --overwrite"
-        )
-    if (expected := found.tokenizer.training_text) and _hash_of(_training_text(config, sources)) != expected:
-        raise DataError(
-            f"{folder / FILE_NAME}: the text that its tokenizer was trained on has changed; give the old input, "
-            f"another --out, or begin again with --overwrite"
-        )
-
-
-def _make_tokenizer(config: PrepareConfig, sources: list[Source]) -> tuple[Tokenizer, str | None]:
-    """The tokenizer, and the hash of the text it was trained on, if it was."""
-    if Path(config.tokenizer).is_dir():
-        return load_tokenizer(config.tokenizer, config.tokenizer), None
-    if not config.tokenizer.startswith("bpe-"):
-        return load_tokenizer(None, config.tokenizer), None
-    texts = _training_text(config, sources)
-    return train_tokenizer(config.tokenizer, (text.decode() for text in texts)), _hash_of(texts)
-
-
-def _training_text(config: PrepareConfig, sources: list[Source]) -> list[bytes]:
-    if any(source.path is None for source in sources):
-        raise ConfigError(
-            f"--tokenizer {config.tokenizer} is trained on the text first, but standard input can be read only once; "
-            f"give a file, or --tokenizer gpt2, bytes or a folder that carries one"
-        )
-    texts: list[bytes] = []
-    size = 0
-    for piece in Reader(config.field, skip_bad=config.skip_bad).pieces(sources, config.val_share):
-        if size >= TRAINING_BYTES:
-            break
-        if piece.side == "train":
-            texts.append(piece.text)
-            size += len(piece.text)
-    return texts
-
-
-def _hash_of(texts: Iterable[bytes]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for text in texts:
-        digest.update(b"%d\n" % len(text))
-        digest.update(text)
-    return digest.hexdigest()
-
-
-def _entry(tokenizer: Tokenizer, training_text: str | None) -> TokenizerEntry:
-    return TokenizerEntry(
-        name=tokenizer.name,
-        fingerprint=tokenizer.fingerprint,
-        vocab_size=tokenizer.vocab_size,
-        end_of_text=tokenizer.end_of_text,
-        training_text=training_text,
-    )
-
-
-def _options(config: PrepareConfig) -> Options:
-    names = [field.name for field in dataclasses.fields(Options)]
-    return Options(**{name: getattr(config, name) for name in names})
-
-
 def _workers(config: PrepareConfig, sources: list[Source]) -> int:
     known = all(source.path is not None for source in sources)
     small = known and sum(source.bytes for source in sources) < SMALL_INPUT_BYTES
     return config.workers or (1 if small else usable_cores())
-
-
-def _shard_files(folder: Path, name: str) -> list[Path]:
-    return [path for side in FIRST_NUMBER for path in folder.glob(f"{name}_{side}_*.bin*")]
-
-
-def _clear(folder: Path, name: str) -> None:
-    """Delete what a run of ours wrote. The manifest goes first, so that it never lists what is gone."""
-    with contextlib.suppress(DataError):  # a damaged manifest is what --overwrite may be for
-        name = found.options.name if (found := read_dataset(folder)) else name
-    (folder / FILE_NAME).unlink(missing_ok=True)
-    for path in (*_shard_files(folder, name), folder / TOKENIZER_FILE):
-        path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _only_writer(folder: Path) -> Iterator[None]:
-    """Make the folder and hold it against a second `prepare`. The lock goes with the process, however it ends."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"--out {folder}: cannot be made a folder ({error.strerror}); name another") from None
-    if fcntl is None:
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        _lock(handle, folder)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _lock(handle: int, folder: Path) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise DataError(f"--out {folder}: another process prepares data there; wait for it or name another") from None

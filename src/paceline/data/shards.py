@@ -3,7 +3,7 @@
 A shard is 256 little-endian int32 words (magic, version, token count, zeros) and then that many uint16 token ids. The
 size is compared with the header before anything is mapped, so a header that lies cannot make us allocate. Beside
 `x.bin` lies its manifest `x.bin.json`; a shard without one (llm.c's own) is read all the same. Opening reads 1 KiB,
-never the tokens: comparing the hash (about 1 GB/s) is the business of `verify`.
+never the tokens: comparing the hash (0.5 GB/s a core) is the business of `verify`.
 """
 
 import hashlib

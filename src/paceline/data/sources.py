@@ -96,7 +96,7 @@ def cut_lone_text(sources: list[Source], val_share: float) -> list[Source]:
     if len(sources) != 1 or sources[0].kind != "txt" or sources[0].path is None or val_share == 0:
         return sources
     whole = sources[0]
-    with open(sources[0].path, "rb") as file:
+    with _open(whole) as file:
         file.seek(int(whole.bytes * (1 - val_share)))
         file.readline()
         cut = file.tell()
@@ -120,32 +120,27 @@ class Reader:
     def __init__(self, field: str, *, skip_bad: bool = False) -> None:
         self.field, self.skip_bad = field, skip_bad
         self.skipped = 0
-        self.bytes_read = 0
-        """Bytes of the input files behind us, for the progress bar."""
+        self.bytes_read = 0  # of the input files, for the progress bar
 
     def pieces(self, sources: Iterable[Source], val_share: float) -> Iterator[Piece]:
         """Every document as pieces; its side is chosen by the hash of the first."""
         for source in sources:
             before = self.bytes_read
-            for blocks in self._documents(source):
-                side: Side | None = None
-                for text in cut_text(blocks):
-                    opens, encoded = side is None, text.encode()
-                    side = side or source.side or choose_side(encoded, val_share)
-                    yield Piece(text=encoded, opens=opens, side=side)
+            try:
+                for blocks in self._documents(source):
+                    yield from _pieces_of(blocks, source.side, val_share)
+            except (OSError, EOFError, zlib.error) as error:
+                raise DataError(f"{_place(source)}: cannot be read to its end ({error}); fetch it again") from None
             self.bytes_read = before + source.bytes
 
     def _documents(self, source: Source) -> Iterator[Iterable[str]]:
         """Each document as an iterable of strings, to be read to its end before the next is asked for."""
-        try:
-            if source.kind == "txt":
-                if not self._left_out(source):
-                    yield self._text_blocks(source)
-            else:
-                texts = self._parquet_texts(source) if source.kind == "parquet" else self._jsonl_texts(source)
-                yield from ([text] for text in texts)
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{_place(source)}: cannot be read to its end ({error}); fetch the file again") from None
+        if source.kind == "txt":
+            if not self._left_out(source):
+                yield self._text_blocks(source)
+        else:
+            texts = self._parquet_texts(source) if source.kind == "parquet" else self._jsonl_texts(source)
+            yield from ([text] for text in texts)
 
     def _left_out(self, source: Source) -> bool:
         """Whether a text is to be skipped. It must be known before its first part is handed on, so it is read twice."""
@@ -190,14 +185,14 @@ class Reader:
                     self.bytes_read = before + raw.tell()
 
     def _parquet_texts(self, source: Source) -> Iterator[str]:
-        row = 0
-        for batch in _parquet_batches(source, self.field):
-            for value in batch:
-                row += 1
-                if isinstance(value, str):
-                    yield value
-                else:
-                    self._bad_record(f"{source.path}, row {row:,}: {self.field!r} is {type(value).__name__}, not text")
+        rows = itertools.chain.from_iterable(_parquet_batches(source, self.field))
+        for number, value in enumerate(rows, 1):
+            try:
+                yield value.decode()
+            except UnicodeDecodeError as error:
+                self._bad_record(f"{source.path}, row {number:,}: {_not_utf8(error)}")
+            except AttributeError:
+                self._bad_record(f"{source.path}, row {number:,}: {self.field!r} is {type(value).__name__}, not text")
 
     def _bad_record(self, problem: str) -> None:
         if not self.skip_bad:
@@ -229,6 +224,16 @@ def parse_line(line: bytes, field: str) -> tuple[str | None, str | None]:
     return text, None
 
 
+def _pieces_of(blocks: Iterable[str], side: Side | None, val_share: float) -> Iterator[Piece]:
+    """One document's pieces."""
+    opens = True
+    for text in cut_text(blocks):
+        encoded = text.encode()
+        side = side or choose_side(encoded, val_share)
+        yield Piece(text=encoded, opens=opens, side=side)
+        opens = False
+
+
 def cut_text(blocks: Iterable[str], piece_chars: int = PIECE_CHARS) -> Iterator[str]:
     """The text in pieces of `piece_chars` characters or a little more, cut where words part; at least one piece."""
     rest, searched = "", piece_chars
@@ -253,12 +258,16 @@ def choose_side(text: bytes, val_share: float) -> Side:
 def _open(source: Source) -> IO[bytes]:
     if source.path is None:
         return open(sys.stdin.fileno(), "rb", closefd=False)
-    file = open(source.path, "rb")  # noqa: SIM115 (the caller closes it)
+    try:
+        file = open(source.path, "rb")  # noqa: SIM115 (the caller closes it)
+    except OSError as error:
+        raise DataError(f"{source.path}: cannot be read ({error.strerror}); check the path") from None
     file.seek(source.start)
     return file
 
 
 def _parquet_batches(source: Source, field: str) -> Iterator[list[Any]]:
+    """The column as lists of bytes, because pyarrow does not look whether its strings are UTF-8."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -270,7 +279,9 @@ def _parquet_batches(source: Source, field: str) -> Iterator[list[Any]]:
             names = ", ".join(file.schema_arrow.names)
             raise DataError(f"{source.path}: no column {field!r}; it has {names}, choose one with --field")
         for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
-            yield batch.column(0).to_pylist()
+            column = batch.column(0)
+            is_text = pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type)
+            yield (column.cast(pyarrow.large_binary()) if is_text else column).to_pylist()
     except pyarrow.ArrowInvalid as error:
         raise DataError(f"{source.path}: not a readable .parquet file ({error}); fetch it again") from None
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from paceline.core.errors import DataError
-from paceline.core.schema import read_json
 from paceline.data.shards import Shard, open_shard, positions_of
-from paceline.data.tokenizer import FILE_NAME as TOKENIZER_FILE
+from paceline.data.tokenizer import saved_end_of_text
 
 GPT2_END_OF_TEXT = 50_256
 """Taken where no tokenizer lies beside the shards: those are llm.c's, whose tokens are GPT-2's."""
@@ -48,17 +47,13 @@ def stats(path: Path, end_of_text: int | None = None) -> Stats:
     paths = [path] if path.is_file() else sorted(path.glob("*.bin"))
     if not paths:
         raise DataError(f"{path}: no shards there; name a .bin file or the folder that holds them")
-    token = _end_of_text(folder) if end_of_text is None else end_of_text
+    token = end_of_text if end_of_text is not None else saved_end_of_text(folder)
+    token = GPT2_END_OF_TEXT if token is None else token
     shards = [open_shard(each) for each in paths]
     lengths = [found for side in _by_side(shards) for found in document_lengths(side, token)]
     each = tuple(_summary(s.path.name, len(s), found) for s, found in zip(_in_order(shards), lengths, strict=True))
     total = _summary("all", sum(map(len, shards)), np.concatenate(lengths))
     return Stats(end_of_text=token, shards=each, total=total)
-
-
-def _end_of_text(folder: Path) -> int:
-    saved = folder / TOKENIZER_FILE
-    return int(read_json(saved)["end_of_text"]) if saved.exists() else GPT2_END_OF_TEXT
 
 
 def _by_side(shards: Sequence[Shard]) -> list[list[Shard]]:

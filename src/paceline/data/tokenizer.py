@@ -198,6 +198,18 @@ def load_tokenizer(folder: Path | str | None, name: str) -> Tokenizer:
     raise ConfigError(f"tokenizer {name}: a BPE is trained on its data, but {where}; make the data with `data prepare`")
 
 
+def saved_end_of_text(folder: Path) -> int | None:
+    """The end-of-text id of the tokenizer that `folder` carries, without loading it; None where it carries none."""
+    path = folder / FILE_NAME
+    if not path.exists():
+        return None
+    saved = read_json(path)
+    token = saved.get("end_of_text") if isinstance(saved, dict) else None
+    if not isinstance(token, int):
+        raise DataError(f"{path}: not a saved tokenizer (no end_of_text); prepare the data again")
+    return token
+
+
 def _load_saved(path: Path) -> Tokenizer:
     try:
         saved = read_json(path)

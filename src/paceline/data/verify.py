@@ -1,6 +1,6 @@
 """Is every byte of a prepared folder still what was written? Sizes, hashes, and that nothing is missing.
 
-Files are hashed by threads (hashlib releases the interpreter's lock): 1.0 GB/s a core. A shard without a manifest can
+Files are hashed by threads (hashlib releases the interpreter's lock): 0.5 GB/s a core. A shard without a manifest can
 only be checked for its size, and the report says so.
 """
 

@@ -1,0 +1,162 @@
+"""How a preparation begins: anew, from where an earlier run stopped, or not at all.
+
+It continues only if the result is what one uninterrupted run would give: the same options, the finished shards as they
+were written, the tokenizer they were made with and, if that was trained here, the same text to train it on. Whether the
+input before the stopping place is still the same is found out while reading it again (`prepare.py`).
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from paceline.core.errors import ConfigError, DataError
+from paceline.core.files import blake2b_of
+from paceline.core.schema import changes
+from paceline.data.config import PrepareConfig
+from paceline.data.manifest import FILE_NAME, DatasetManifest, Options, TokenizerEntry, read_dataset, write_dataset
+from paceline.data.sources import Reader, Source
+from paceline.data.tokenizer import FILE_NAME as TOKENIZER_FILE
+from paceline.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where a second writer goes unnoticed
+    fcntl = None  # type: ignore[assignment]
+
+TRAINING_BYTES = 64 << 20
+"""Text that a tokenizer is trained on, from the start of the training side; more changes few merges."""
+
+
+def begin(folder: Path, config: PrepareConfig, sources: list[Source]) -> DatasetManifest:
+    """The manifest to continue from, or a new one, with the tokenizer in its place."""
+    for leftover in folder.glob(".*.tmp"):  # of a run that was killed
+        leftover.unlink()
+    if config.overwrite:
+        _clear(folder, config.name)
+    if (found := read_dataset(folder)) is not None:
+        _check_continuation(folder, found, config, sources)
+        return found
+    if strangers := sorted(_shard_files(folder, config.name)):
+        raise DataError(
+            f"{strangers[0]}: there already, and no {FILE_NAME} accounts for it; use another --out or --name, or "
+            f"--overwrite to delete it"
+        )
+    tokenizer, training_text = _make_tokenizer(config, sources)
+    tokenizer.save(folder)
+    manifest = DatasetManifest(options=_options(config), tokenizer=_entry(tokenizer, training_text))
+    write_dataset(folder, manifest)
+    return manifest
+
+
+def _check_continuation(folder: Path, found: DatasetManifest, config: PrepareConfig, sources: list[Source]) -> None:
+    """Refuse to continue with other options, a damaged shard, or another text for the tokenizer."""
+    if changed := changes(found.options, _options(config)):
+        first = changed[0]
+        raise ConfigError(
+            f"--{first.field.replace('_', '-')} {first.after}: {folder / FILE_NAME} was begun with {first.before}; "
+            f"use that, another --out, or begin again with --overwrite"
+        )
+    for shard in found.shards:
+        path = folder / shard.file
+        if not path.exists() or blake2b_of(path) != shard.blake2b:
+            raise DataError(f"{path}: missing or damaged since it was written; begin again with --overwrite")
+    if load_tokenizer(folder, found.tokenizer.name).fingerprint != found.tokenizer.fingerprint:
+        raise DataError(
+            f"{folder}: its tokenizer is not the one its shards were made with; begin again with --overwrite"
+        )
+    if (expected := found.tokenizer.training_text) and _hash_of(_training_text(config, sources)) != expected:
+        raise DataError(
+            f"{folder / FILE_NAME}: the text that its tokenizer was trained on has changed; give the old input, "
+            f"another --out, or begin again with --overwrite"
+        )
+
+
+def _make_tokenizer(config: PrepareConfig, sources: list[Source]) -> tuple[Tokenizer, str | None]:
+    """The tokenizer, and the hash of the text it was trained on, if it was."""
+    if not config.tokenizer.startswith("bpe-"):
+        named = config.tokenizer in ("gpt2", "bytes")
+        return load_tokenizer(None if named else config.tokenizer, config.tokenizer), None
+    texts = _training_text(config, sources)
+    return train_tokenizer(config.tokenizer, (text.decode() for text in texts)), _hash_of(texts)
+
+
+def _training_text(config: PrepareConfig, sources: list[Source]) -> list[bytes]:
+    if any(source.path is None for source in sources):
+        raise ConfigError(
+            f"--tokenizer {config.tokenizer} is trained on the text first, but standard input can be read only once; "
+            f"give a file, or --tokenizer gpt2, bytes or a folder that carries one"
+        )
+    texts: list[bytes] = []
+    size = 0
+    for piece in Reader(config.field, skip_bad=config.skip_bad).pieces(sources, config.val_share):
+        if size >= TRAINING_BYTES:
+            break
+        if piece.side == "train":
+            texts.append(piece.text)
+            size += len(piece.text)
+    return texts
+
+
+def _hash_of(texts: Iterable[bytes]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        digest.update(b"%d\n" % len(text))
+        digest.update(text)
+    return digest.hexdigest()
+
+
+def _entry(tokenizer: Tokenizer, training_text: str | None) -> TokenizerEntry:
+    return TokenizerEntry(
+        name=tokenizer.name,
+        fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        end_of_text=tokenizer.end_of_text,
+        training_text=training_text,
+    )
+
+
+def _options(config: PrepareConfig) -> Options:
+    names = [field.name for field in dataclasses.fields(Options)]
+    return Options(**{name: getattr(config, name) for name in names})
+
+
+def _shard_files(folder: Path, name: str) -> list[Path]:
+    return [path for side in ("train", "val") for path in folder.glob(f"{name}_{side}_*.bin*")]
+
+
+def _clear(folder: Path, name: str) -> None:
+    """Delete what a run of ours wrote. The manifest goes first, so that it never lists what is gone."""
+    names = {name}
+    with contextlib.suppress(DataError):  # a damaged manifest is what --overwrite may be for
+        names |= {found.options.name} if (found := read_dataset(folder)) else set()
+    (folder / FILE_NAME).unlink(missing_ok=True)
+    for path in (*(path for each in names for path in _shard_files(folder, each)), folder / TOKENIZER_FILE):
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Make the folder and hold it against a second `prepare`. The lock goes with the process, however it ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"--out {folder}: cannot be made a folder ({error.strerror}); name another") from None
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(handle, folder)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, folder: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise DataError(f"--out {folder}: another process prepares data there; wait for it or name another") from None
