@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.environment import CodeVersion, environment
 from paceline.core.errors import RunError
-from paceline.metrics.card import CARD_FILE, RunCard, card_diff, find_run, read_card, write_card
+from paceline.metrics.card import CARD_FILE, RunCard, card_diff, read_card, write_card
 from paceline.recipes.presets import preset
 
 CARD = RunCard(
@@ -98,17 +98,6 @@ def test_a_damaged_card_is_an_error_that_names_the_file(damage: object, complain
 def test_a_folder_without_a_card_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="does not exist"):
         read_card(tmp_path)
-
-
-def test_runs_are_found_by_path_by_name_and_by_age(tmp_path: Path) -> None:
-    for age, name in enumerate(("old", "new")):
-        write_card(tmp_path / name, CARD)
-        os.utime(tmp_path / name / CARD_FILE, (age, age))
-    assert find_run(str(tmp_path / "old")) == tmp_path / "old"
-    assert find_run("old", runs=tmp_path) == tmp_path / "old"
-    assert find_run("latest", runs=tmp_path) == tmp_path / "new"
-    with pytest.raises(RunError, match="there are new, old"):
-        find_run("other", runs=tmp_path)
 
 
 def test_the_environment_fits_a_card_and_tells_nothing_private(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.commands.doctor import doctor
 from paceline.core import probe
-from paceline.report.doctor import DoctorArgs, run_doctor
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def cpu_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
 
 def test_the_text_has_every_back_end_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_doctor(DoctorArgs()) == 0
+    assert doctor([]) == 0
     text = capsys.readouterr().out
     for expected in ("no GPU is visible", "signal 4", "no backward pass on a CPU", "flash-attention-3", "cores"):
         assert expected in text, expected
@@ -30,7 +30,7 @@ def test_the_text_has_every_back_end_with_its_reason(capsys: pytest.CaptureFixtu
 
 
 def test_a_program_can_read_what_would_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
-    run_doctor(DoctorArgs(json=True))
+    doctor(["--json"])
     answer = json.loads(capsys.readouterr().out)
     assert {what: choice["name"] for what, choice in answer["chosen"].items()} == {
         "device": "cpu",

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tyro
 
+from paceline.commands.report import report
 from paceline.core.errors import RunError, UserError
 from paceline.report import page
 from paceline.report.charts import MAX_POINTS, chart_data
-from paceline.report.commands import ReportArgs, run_report
 from paceline.report.markup import element
 from paceline.report.page import write_report
 from paceline.report.runs import load_runs, smoothed
@@ -188,7 +187,7 @@ def test_the_command_writes_beside_the_run_or_where_it_is_told(
     for name in ("a", "b"):
         write_run(tmp_path / "runs" / name, steps=20)
     for line, written in [("a", "runs/a/report.html"), ("a runs/b", "report.html"), ("latest --out x.html", "x.html")]:
-        assert run_report(tyro.cli(ReportArgs, args=line.split())) == 0
+        assert report(line.split()) == 0
         assert capsys.readouterr().out.strip() == written
         assert (tmp_path / written).is_file()
 
@@ -196,7 +195,6 @@ def test_the_command_writes_beside_the_run_or_where_it_is_told(
 def test_a_report_needs_no_torch(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=20)
     code = (
-        "import sys; from pathlib import Path; from paceline.report.commands import ReportArgs, run_report;"
-        "run_report(ReportArgs(runs=(sys.argv[1],))); sys.exit('torch' in sys.modules)"
+        "import sys; from paceline.commands.report import report;report(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(run)], check=False).returncode == 0

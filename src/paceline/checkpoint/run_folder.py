@@ -69,7 +69,12 @@ def open_run(where: str | Path) -> RunFolder:
             raise RunError(
                 f"{path}: no config.json in it, so it is not a run or its start was interrupted; train again"
             )
-    raise RunError(f"{where}: no such run; give a run's folder, its name under {RUNS}/, or `latest`")
+    raise RunError(f"{where}: no such run; give a run's folder, its name under {RUNS}/, or `latest`; {_known()}")
+
+
+def _known() -> str:
+    names = sorted(path.parent.name for path in RUNS.glob("*/config.json"))
+    return f"there are {', '.join(names)}" if names else "start one with `paceline train`"
 
 
 def latest_run(root: Path = RUNS) -> RunFolder:

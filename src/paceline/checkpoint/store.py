@@ -88,7 +88,7 @@ def damage(folder: Path) -> str | None:
 
 def newest_good(run: RunFolder) -> tuple[Path, list[str]]:
     """The newest checkpoint whose hashes hold, and why newer ones were passed over."""
-    passed_over = []
+    passed_over: list[str] = []
     for folder in reversed(run.checkpoints()):
         if (reason := damage(folder)) is None:
             return folder, passed_over

@@ -9,11 +9,13 @@ from paceline.core.command_line import Bare, Positional, parse
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.schema import changes, from_dict
 from paceline.core.units import human_seconds
+from paceline.evaluate.config import SamplingConfig
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
 from paceline.train.config import RunConfig
 
 if TYPE_CHECKING:
+    from paceline.data.tokenizer import Tokenizer
     from paceline.train.run import Finished
 
 HELP = """Train a preset and leave a run folder with a card, metrics, a checkpoint and a report.
@@ -22,6 +24,9 @@ example: paceline train demo --steps 200 --seed 1 --out runs/short"""
 
 MAY_CHANGE_ON_RESUME = ("train.", "checkpoint.", "metrics.", "data.dir")
 """What a resumed run may do otherwise than before; everything else is part of what it computes."""
+
+SAMPLE_TOKENS = 120
+"""Length of the sample a run ends with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +82,12 @@ def _conclude(folder: RunFolder, done: "Finished", *, finish: bool) -> None:
     from paceline.metrics.card import write_card
 
     card = done.card
-    if finish and card.finished:
-        card = replace(card, sample=_sample(done))
+    if finish and card.finished and done.parts.tokenizer is not None:
+        card = replace(card, sample=_sample(done, done.parts.tokenizer))
         write_card(folder.path, card)
         print(f"\n{card.sample}\n")
-    loss = "" if card.val_loss is None else f", validation loss {card.val_loss:.4f} ({card.val_bpb:.3f} bits per byte)"
+    loss = "" if card.val_loss is None else f", validation loss {card.val_loss:.4f}"
+    loss += "" if card.val_bpb is None else f" ({card.val_bpb:.3f} bits per byte)"
     state = (
         "finished" if card.finished else f"stopped after step {card.steps_done}; continue with --resume {folder.path}"
     )
@@ -90,11 +96,11 @@ def _conclude(folder: RunFolder, done: "Finished", *, finish: bool) -> None:
         _report(folder)
 
 
-def _sample(done: "Finished") -> str:
-    from paceline.evaluate.generate import SamplingConfig, sample_text
+def _sample(done: "Finished", tokenizer: "Tokenizer") -> str:
+    from paceline.evaluate.generate import sample_text
 
     window = done.parts.config.model.window.tokens_at(1, 1)
-    return sample_text(done.parts.model, done.parts.tokenizer, "", SamplingConfig(), window=window, new_tokens=120)
+    return sample_text(done.parts.model, tokenizer, "", SamplingConfig(), window=window, new_tokens=SAMPLE_TOKENS)
 
 
 def _report(folder: RunFolder) -> None:

@@ -15,34 +15,34 @@ import tyro
 from paceline.core.errors import UserError
 
 T = TypeVar("T")
-Positional = tyro.conf.Positional
+Positional = Annotated[T, tyro.conf.Positional]
 Bare = Annotated[T, tyro.conf.arg(name="")]
 """A nested dataclass whose flags carry no prefix."""
-Hidden = tyro.conf.Suppress[tyro.conf.Fixed[T]]  # type: ignore[valid-type]
+Hidden = Annotated[T, tyro.conf.Suppress, tyro.conf.Fixed]
 """A field that is no flag."""
 
 
-def parse(cls: type[T], argv: Sequence[str], *, verb: str, description: str, default: Any = None) -> T:
+def parse(cls: type[T], argv: Sequence[str], *, verb: str, description: str, default: T | None = None) -> T:
     """`cls` from the arguments after the verb. --help prints and exits 0."""
+    try:
+        return _tyro(cls, argv, verb, description, default)
+    except UserError:
+        if "none" not in argv:
+            raise
+        return _tyro(cls, ["None" if word == "none" else word for word in argv], verb, description, default)
+
+
+def _tyro(cls: type[T], argv: Sequence[str], verb: str, description: str, default: T | None) -> T:
     said = io.StringIO()
     options: dict[str, Any] = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(
-                cls,
-                args=[_none_spelled_as_python_does(argument) for argument in argv],
-                prog=f"paceline {verb}",
-                description=description,
-                **options,
-            )
+            parsed: T = tyro.cli(cls, args=list(argv), prog=f"paceline {verb}", description=description, **options)
+            return parsed
     except SystemExit as end:
         if end.code in (0, None):
             raise
         raise UserError(f"paceline {verb}: {_fold(said.getvalue())}") from None
-
-
-def _none_spelled_as_python_does(argument: str) -> str:
-    return "None" if argument == "none" else argument
 
 
 def _fold(box: str) -> str:

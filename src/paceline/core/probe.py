@@ -84,6 +84,17 @@ def bf16_products(device: str) -> Verdict:
     return _bf16_on_cuda() if device.startswith("cuda") else _bf16_on_cpu()
 
 
+def choose_products(requested: str, device: str) -> Choice:
+    """The format of matrix products for a preset that asks for `requested`: bf16 only on a GPU that has it. On CPUs it
+    was never faster than fp32 here and on some it ends the process, so a preset means fp32 on all of them."""
+    if requested == "fp32":
+        return Choice(name="fp32", reason="asked for by the preset")
+    if not device.startswith("cuda"):
+        return Choice(name="fp32", reason="a CPU computes the bf16 products of a preset in fp32")
+    verdict = bf16_products(device)
+    return Choice(name="bf16" if verdict.usable else "fp32", reason=verdict.reason)
+
+
 def _bf16_on_cuda() -> Verdict:
     import torch
 

@@ -6,7 +6,7 @@ import torch
 
 from paceline.checkpoint import store
 from paceline.checkpoint.run_folder import open_run
-from paceline.core.probe import bf16_products, choose_device
+from paceline.core.probe import choose_device, choose_products
 from paceline.core.schema import from_dict
 from paceline.data.tokenizer import Tokenizer, load_tokenizer
 from paceline.model.config import ModelConfig
@@ -33,12 +33,10 @@ def load_run(where: str, *, device: str = "auto") -> LoadedRun:
     model = GPT(model_config, end_of_text=config["data"]["end_of_text"])
     model.load_state_dict(checkpoint.model)
     window = model_config.window.tokens_at(checkpoint.step, config["steps"])
-    tokenizer = load_tokenizer(str(run.path), config["data"]["tokenizer"])
+    tokenizer = load_tokenizer(run.path, config["data"]["tokenizer"])
     return LoadedRun(model.to(torch.device(chosen)), tokenizer, window, checkpoint.step)
 
 
 def _for_device(config: ModelConfig, device: str) -> ModelConfig:
-    """fp32 products where the device has none in bf16."""
-    if config.precision.compute == "fp32" or bf16_products(device).usable:
-        return config
-    return replace(config, precision=replace(config.precision, compute="fp32"))
+    products = choose_products(config.precision.compute, device).name
+    return config if products == "bf16" else replace(config, precision=config.precision.computing_in("fp32"))

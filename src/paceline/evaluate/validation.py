@@ -15,8 +15,8 @@ from paceline.data.batches import Batch
 class Validation:
     loss: float
     """Mean over tokens, in nats."""
-    bits_per_byte: float
-    """Total loss in bits over the bytes of the text predicted; end-of-text has none."""
+    bits_per_byte: float | None
+    """Total loss in bits over the bytes of the text predicted; end-of-text has none. None without a tokenizer."""
     tokens: int
 
 
@@ -25,7 +25,7 @@ def validate(
     forward: Callable[[Tensor, Tensor, Tensor], Tensor],
     batches: Iterable[Batch],
     window: Tensor,
-    token_bytes: np.ndarray,
+    token_bytes: np.ndarray | None,
 ) -> Validation:
     """`token_bytes`: length in bytes of each token id. Sums are kept in fp64 on the device; one wait at the end."""
     total = torch.zeros((), dtype=torch.float64, device=window.device)
@@ -35,7 +35,7 @@ def validate(
         targets = torch.from_numpy(batch.targets).to(window.device)
         total += forward(inputs, targets, window).sum(dtype=torch.float64)
         tokens += batch.targets.size
-        text_bytes += int(token_bytes[batch.targets].sum())
+        text_bytes += 0 if token_bytes is None else int(token_bytes[batch.targets].sum())
     nats = float(total)
-    bits = nats / math.log(2) / text_bytes if text_bytes else math.nan
+    bits = nats / math.log(2) / text_bytes if text_bytes else None
     return Validation(loss=nats / tokens, bits_per_byte=bits, tokens=tokens)

@@ -5,8 +5,17 @@ T x (reach + chunk), not T², so 65,536-token sequences fit; the current window 
 of the window compiles nothing.
 """
 
+from collections.abc import Callable
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from paceline.core.units import BLOCK_TOKENS
+
+ElementTest = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(sequence, head, query, key) -> allowed, for elements of partial blocks."""
 
 
 def attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float) -> Tensor:
@@ -45,3 +54,30 @@ def _key_chunks(x_BTHD: Tensor, reach: int, queries: int) -> Tensor:
 def _expand_groups(x: Tensor, heads: int) -> Tensor:
     """Repeat each key or value head for its group of query heads; nothing to do where there is one each."""
     return x if x.size(2) == heads else x.repeat_interleave(heads // x.size(2), dim=2)
+
+
+def attend_flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, *, scale: float) -> Tensor:
+    """FlexAttention over block lists, for compiled code on a GPU. Visits no block that the lists leave out."""
+    y = flex_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        block_mask=mask,
+        scale=scale,
+        enable_gqa=k.size(2) != q.size(2),
+    )
+    assert isinstance(y, Tensor)
+    return y.transpose(1, 2)
+
+
+def flex_block_mask(full: Tensor, partial: Tensor, test: ElementTest) -> BlockMask:
+    """FlexAttention's form of (B, query blocks, key blocks) lists: per row the count of members and their indices, which
+    come first and in ascending order."""
+    return BlockMask.from_kv_blocks(*_ordered(partial), *_ordered(full), BLOCK_SIZE=BLOCK_TOKENS, mask_mod=test)
+
+
+def _ordered(members: Tensor) -> tuple[Tensor, Tensor]:
+    members = members[:, None]  # one list for all heads
+    count = members.sum(dim=-1, dtype=torch.int32)
+    indices = members.to(torch.int32).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
+    return count, indices

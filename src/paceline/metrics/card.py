@@ -6,7 +6,6 @@ says `finished: false`. Values not known yet are null. Reading is strict: a card
 edited into nonsense, is an error that names the file, not a row in a table.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from paceline.metrics.records import finite
 
 CARD_FILE = "card.json"
 CARD_FORMAT = 1
-RUNS_FOLDER = Path("runs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,25 +122,3 @@ def _check_format(path: Path, values: Any) -> None:
         raise RunError(
             f"{path}: has card format {found!r}, this version reads {CARD_FORMAT}; use the version that wrote it"
         )
-
-
-def find_run(name: str, *, runs: Path = RUNS_FOLDER) -> Path:
-    """The folder of a run given as a path, as a name inside `runs`, or as `latest`."""
-    if name == "latest":
-        return _latest(runs)
-    for folder in (Path(name), runs / name):
-        if (folder / CARD_FILE).is_file():
-            return folder
-    raise RunError(f"run {name}: neither {name}/{CARD_FILE} nor {runs / name}/{CARD_FILE} exists; {_known(runs)}")
-
-
-def _latest(runs: Path) -> Path:
-    cards = list(runs.glob(f"*/{CARD_FILE}"))
-    if not cards:
-        raise RunError(f"run latest: there is no run in {runs}; start one with `paceline train`")
-    return max(cards, key=lambda path: path.stat().st_mtime_ns).parent
-
-
-def _known(runs: Path) -> str:
-    names: Iterable[str] = sorted(path.parent.name for path in runs.glob(f"*/{CARD_FILE}"))
-    return f"there are {', '.join(names)}" if names else "start one with `paceline train`"

@@ -5,16 +5,16 @@ mathematics: `masks.allowed` does.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from paceline.core.units import BLOCK_TOKENS, round_up
-from paceline.kernels.attention import attend_chunked, attend_dense
+from paceline.kernels.attention import attend_chunked, attend_dense, attend_flex, flex_block_mask
 from paceline.model.config import ModelConfig
 from paceline.model.linear import linear, matrix
-from paceline.model.masks import MaskRule, block_lists, dense_mask
+from paceline.model.masks import MaskRule, allowed, block_lists, dense_mask
 from paceline.model.norm import rms_norm
 from paceline.model.rotary import rotate
 
@@ -46,6 +46,28 @@ def plan_reference(config: ModelConfig, documents_BT: Tensor | None, tokens: int
         return lambda _, q, k, v: attend_dense(q, k, v, mask, scale=scale)
     mask = chunked_mask(rule, documents_BT, tokens, window, reach=reach, chunk=chunk_of(tokens))
     return lambda _, q, k, v: attend_chunked(q, k, v, mask, scale=scale)
+
+
+def plan_flex(config: ModelConfig, documents_BT: Tensor | None, tokens: int, window: Tensor) -> Attend:
+    """Attention by FlexAttention over the full and partial blocks; plainly causal presets keep the fused kernel."""
+    rule, scale = MaskRule.of(config), config.head_dim**-0.5
+    if rule.only_causal:
+        return lambda _, q, k, v: attend_dense(q, k, v, None, scale=scale)
+    lists = block_lists(rule, documents_BT, tokens, window)
+    in_block = replace(rule, window_in_blocks=False)  # the lists hold the block window already
+
+    def test(b: Tensor, _: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        if documents_BT is None:
+            return allowed(in_block, q, k, None, None, window)
+        return allowed(in_block, q, k, documents_BT[b, q], documents_BT[b, k], window)
+
+    batch = 1 if documents_BT is None else documents_BT.size(0)
+    mask = flex_block_mask(lists.full.expand(batch, -1, -1), lists.partial.expand(batch, -1, -1), test)
+    return lambda _, q, k, v: attend_flex(q, k, v, mask, scale=scale)
+
+
+PLANS = {"reference": plan_reference, "flex": plan_flex}
+"""Back ends by the names that `--attention.backend` and the probe use."""
 
 
 def reach_tokens(config: ModelConfig, tokens: int) -> int:

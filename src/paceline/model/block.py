@@ -1,5 +1,7 @@
 """One block of the residual stream: mix with x0, attention, MLP. Each part is there only if its switch is on."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ def relu_squared(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
-ACTIVATIONS = {"gelu": F.gelu, "relu2": relu_squared}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu2": relu_squared}
 
 
 class MLP(nn.Module):

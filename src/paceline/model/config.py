@@ -5,7 +5,7 @@ are properties here, so that the model, the planner and the parameter count use 
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from paceline.core.errors import ConfigError
@@ -97,6 +97,10 @@ class PrecisionConfig:
     """Storage of the learned scalars."""
     round_matrices_at_init: bool = False
     """Start fp32 matrices from values rounded through bf16 (records 13 to 17 cast the whole model, then cast back)."""
+
+    def computing_in(self, compute: DType) -> "PrecisionConfig":
+        """The same storage, with products in another format."""
+        return replace(self, compute=compute)
 
 
 @dataclass(frozen=True, kw_only=True)

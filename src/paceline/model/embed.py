@@ -34,4 +34,4 @@ class Embeddings(nn.Module):
         else:
             weight = self.values[table]
         rows = F.embedding(tokens, weight).to(torch_dtype(c.precision.compute))
-        return rows.unflatten(-1, (c.kv_heads, c.head_dim))
+        return rows.view(*tokens.shape, c.kv_heads, c.head_dim)

@@ -4,6 +4,7 @@ Shape letters: B sequences, T tokens, H heads, D head width. The window is a 0-D
 """
 
 from collections.abc import Callable
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from paceline.model.masks import document_ids
 from paceline.model.norm import rms_norm
 from paceline.model.rotary import rotary_tables
 
+ParamClass = Literal["matrices", "embeddings", "head", "scalars"]
 Plan = Callable[[ModelConfig, Tensor | None, int, Tensor], Attend]
 """(config, documents, tokens, window) -> how this forward pass attends: the back end."""
 
@@ -52,17 +54,18 @@ class GPT(nn.Module):
         return self.head_of(self.stream(tokens, attend, start=0))
 
     def head_of(self, x: Tensor) -> Tensor:
-        weight = self.embeddings.token if self.config.tied_head else self.head
+        weight: Tensor = self.embeddings.token if self.config.tied_head else self.head
         return cap_logits(linear(rms_norm(x, self.config.norm_eps), weight, self.config.precision), self.config.softcap)
 
     def stream(self, tokens: Tensor, attend: Attend, *, start: int) -> Tensor:
         """The residual stream after the last block, (B, T, width), for tokens at positions `start` and on."""
         end = start + tokens.size(-1)
         turn = Turn(self.rotary_cos[start:end], self.rotary_sin[start:end])
-        x = self.embeddings(tokens)
+        x: Tensor = self.embeddings(tokens)
         if self.config.embedding_norm:
             x = rms_norm(x, self.config.norm_eps)
-        x0, skips, values = x, [], _Values(self, tokens)
+        x0, values = x, _Values(self, tokens)
+        skips: list[Tensor] = []
         half = self.config.num_layers // 2
         for layer, block in enumerate(self.blocks):
             if self.config.unet_skips and layer >= half:
@@ -73,9 +76,9 @@ class GPT(nn.Module):
                 skips.append(x)
         return x
 
-    def parameter_classes(self) -> dict[str, dict[str, nn.Parameter]]:
+    def parameter_classes(self) -> dict[ParamClass, dict[str, nn.Parameter]]:
         """Parameters by the class that optimizer and precision settings speak of, in a fixed order."""
-        classes: dict[str, dict[str, nn.Parameter]] = {"matrices": {}, "embeddings": {}, "head": {}, "scalars": {}}
+        classes: dict[ParamClass, dict[str, nn.Parameter]] = {kind: {} for kind in get_args(ParamClass)}
         for name, parameter in self.named_parameters():
             classes[parameter_class(name, parameter)][name] = parameter
         return classes
@@ -86,7 +89,7 @@ class GPT(nn.Module):
         return {name: 3 for name, _ in self.named_parameters() if equal and name.endswith("attention.qkv")}
 
 
-def parameter_class(name: str, parameter: Tensor) -> str:
+def parameter_class(name: str, parameter: Tensor) -> ParamClass:
     if name.startswith("embeddings."):
         return "embeddings"
     if name == "head":

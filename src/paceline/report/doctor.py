@@ -1,19 +1,10 @@
 """`paceline doctor`: what this machine is, which back ends work on it, why not the others, and what `auto` takes."""
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from paceline.core.environment import CodeVersion, Environment, code_version, environment
-from paceline.core.probe import Choice, Verdict, back_ends, bf16_products, choose_attention, choose_device
+from paceline.core.probe import Choice, Verdict, back_ends, choose_attention, choose_device, choose_products
 from paceline.report.facts import fact, version_line
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorArgs:
-    """Say what this machine can run, and why not the rest. Example: paceline doctor --json"""
-
-    json: bool = False
-    """Print the answer for a program."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,19 +16,12 @@ class Diagnosis:
     """What `auto` comes to: device, attention, products."""
 
 
-def run_doctor(args: DoctorArgs) -> int:
-    diagnosis = diagnose()
-    print(json.dumps(asdict(diagnosis), indent=1) if args.json else as_text(diagnosis))
-    return 0
-
-
 def diagnose() -> Diagnosis:
     device = choose_device("auto")
-    bf16 = bf16_products(device.name)
     chosen = {
         "device": device,
         "attention": choose_attention("auto", device.name),
-        "products": Choice(name="bf16" if bf16.usable else "fp32", reason=bf16.reason),
+        "products": choose_products("bf16", device.name),
     }
     return Diagnosis(
         code_version=code_version(),

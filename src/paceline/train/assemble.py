@@ -7,15 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+import torch._inductor.config
 from torch import Tensor
 
-from paceline.core.probe import bf16_products, choose_attention, choose_device
-from paceline.data.batches import Corpus, open_corpus
-from paceline.data.builtin import builtin_corpus
-from paceline.data.config import BUILTIN
-from paceline.data.order import check_one_pass
-from paceline.data.tokenizer import Tokenizer, load_tokenizer
-from paceline.model.attention import plan_reference
+from paceline.core.errors import UserError
+from paceline.core.probe import choose_attention, choose_device, choose_products
+from paceline.data.batches import check_one_pass
+from paceline.data.dataset import Dataset, open_dataset
+from paceline.data.tokenizer import Tokenizer
+from paceline.model.attention import PLANS
 from paceline.model.gpt import GPT
 from paceline.optim.optimizer import Optimizer
 from paceline.train.config import RunConfig
@@ -40,9 +40,9 @@ class Parts:
 
     config: RunConfig
     machine: Machine
-    tokenizer: Tokenizer
-    train: Corpus
-    val: Corpus
+    data: Dataset
+    tokenizer: Tokenizer | None
+    """None: not to be had here, so no text and no bits per byte."""
     model: GPT
     forward: Forward
     optimizer: Optimizer
@@ -52,21 +52,23 @@ def inspect_machine(config: RunConfig) -> tuple[RunConfig, Machine]:
     """The config as this machine can carry it out, and the machine. Nothing is allocated."""
     device = choose_device(config.train.device)
     attention = choose_attention(config.attention.backend, device.name)
-    bf16, notes = True, [f"device {device.name}: {device.reason}", f"attention {attention.name}: {attention.reason}"]
-    if "bf16" in (config.model.precision.compute, config.optim.muon.ns_dtype):
-        verdict = bf16_products(device.name)
-        bf16 = verdict.usable
-        if not bf16:
-            notes.append(f"products in fp32 instead of bf16: {verdict.reason}")
-            precision = replace(config.model.precision, compute="fp32")
-            config = replace(config, model=replace(config.model, precision=precision))
+    wanted = config.model.precision.compute
+    products = choose_products(wanted, device.name)
+    notes = [f"device {device.name}: {device.reason}", f"attention {attention.name}: {attention.reason}"]
+    if products.name != wanted:
+        notes.append(f"products in {products.name} instead of {wanted}: {products.reason}")
+        config = replace(config, model=replace(config.model, precision=config.model.precision.computing_in("fp32")))
+    bf16 = choose_products("bf16", device.name).name == "bf16"
     return config, Machine(torch.device(device.name), attention.name, bf16, tuple(notes))
 
 
 def assemble(config: RunConfig, machine: Machine) -> Parts:
-    tokenizer, train, val = open_data(config)  # first: a mistake in the data should not wait for the model
+    data = open_dataset(config.data, config.model.vocab_size)  # first: a mistake here should not wait for the model
+    if config.data.one_pass:
+        check_one_pass(data.train, config.data, config.batch, config.steps)
+    tokenizer, machine = _tokenizer(data, machine)
     set_global_switches(config)  # before the first allocation, which fixes the allocator's settings
-    model = GPT(config.model, end_of_text=config.data.end_of_text, seed=config.seed, plan=plan_reference)
+    model = GPT(config.model, end_of_text=config.data.end_of_text, seed=config.seed, plan=PLANS[machine.attention])
     model.to(machine.device)  # before the optimizer, whose slots follow the parameters
     optimizer = Optimizer(
         model.parameter_classes(),
@@ -76,24 +78,24 @@ def assemble(config: RunConfig, machine: Machine) -> Parts:
         compiled=config.train.compile,
     )
     forward = torch.compile(model, fullgraph=True, dynamic=False) if config.train.compile else model
-    return Parts(config, machine, tokenizer, train, val, model, forward, optimizer)
+    return Parts(config, machine, data, tokenizer, model, forward, optimizer)
 
 
-def open_data(config: RunConfig) -> tuple[Tokenizer, Corpus, Corpus]:
-    """Tokenizer, training and validation shards, checked against the vocabulary."""
-    where, vocabulary = config.data.dir, config.model.vocab_size
-    if where == BUILTIN:
-        where = str(builtin_corpus(config.data.tokenizer))
-    tokenizer = load_tokenizer(where, config.data.tokenizer)
-    train = open_corpus(where, config.data.train, vocabulary)
-    val = open_corpus(where, config.data.val, vocabulary)
-    if config.data.one_pass:
-        check_one_pass(train, config.batch, config.steps)
-    return tokenizer, train, val
+def _tokenizer(data: Dataset, machine: Machine) -> tuple[Tokenizer | None, Machine]:
+    """Training needs only ids, so a tokenizer that cannot be had costs the text and the bits per byte, not the run."""
+    try:
+        return data.tokenizer(), machine
+    except UserError as error:
+        return None, replace(machine, notes=(*machine.notes, f"no sample and no bits per byte: {error}"))
 
 
 def set_global_switches(config: RunConfig) -> None:
     """Process-wide settings of torch; called once per run, never at import."""
-    if config.train.threads is not None:
-        torch.set_num_threads(config.train.threads)
-    torch.use_deterministic_algorithms(config.train.deterministic)
+    train = config.train
+    if train.threads is not None:
+        torch.set_num_threads(train.threads)
+    torch.use_deterministic_algorithms(train.deterministic)
+    if train.compile:
+        torch._inductor.config.coordinate_descent_tuning = train.coordinate_descent
+    if train.expandable_segments and torch.cuda.is_available():
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")

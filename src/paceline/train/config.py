@@ -85,7 +85,8 @@ class RunConfig:
                 f"{self.model.rotary.max_tokens:,}; raise the latter"
             )
         if self.model.window.unit in ("blocks", "tokens_in_blocks") and length % BLOCK_TOKENS:
+            fit = max(1, length // BLOCK_TOKENS) * BLOCK_TOKENS
             raise ConfigError(
                 f"--batch.sequence-tokens {length:,} is not a multiple of {BLOCK_TOKENS}, the block of "
-                f"--model.window.unit {self.model.window.unit}; use {length // BLOCK_TOKENS * BLOCK_TOKENS or BLOCK_TOKENS:,}"
+                f"--model.window.unit {self.model.window.unit}; use {fit:,}"
             )

@@ -4,7 +4,9 @@ Step `steps` only validates. Everything that depends on the step is a pure funct
 weights, the optimizer's slots and a number.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +26,9 @@ from paceline.train.assemble import Parts
 from paceline.train.recorder import Recorder
 from paceline.train.step import accumulate_gradient
 from paceline.train.stop import StopRequest
+
+GUARDED_STEPS = 5
+"""Steps of a launch in which compiled code still checks its inputs, as record 16 did it."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +69,8 @@ class Trainer:
                 on_evaluation(self.evaluate(step))
             if step == self.config.steps or stop:
                 break
-            loss = accumulate_gradient(
-                self.parts.forward, next(data), self.window, micro_sequences=self.config.batch.micro_sequences
-            )
+            with self._guards(step):
+                loss = self._gradient(next(data))
             self._update(step)
             self.meter.end_step()
             self._record(step, loss)
@@ -90,8 +94,11 @@ class Trainer:
         with self.meter.paused():
             self.recorder.flush()
             c, parts = self.config, self.parts
-            found = validation_batches(parts.val, c.batch.sequence_tokens, c.evaluate.tokens, c.batch.micro_sequences)
-            result = validate(parts.forward, found, self.window, parts.tokenizer.token_byte_lengths())
+            found = validation_batches(
+                parts.data.val, c.batch.sequence_tokens, c.evaluate.tokens, c.batch.micro_sequences
+            )
+            token_bytes = None if parts.tokenizer is None else parts.tokenizer.token_byte_lengths()
+            result = validate(parts.forward, found, self.window, token_bytes)
         record = EvalRecord(
             step=step,
             val_loss=result.loss,
@@ -119,8 +126,22 @@ class Trainer:
 
     def _feed(self) -> Iterator[DeviceBatch]:
         c = self.config
-        source = batches(self.parts.train, c.data, c.batch, seed=c.seed, start=Cursor(step=self.start))
-        return feed(source, self.parts.machine.device)
+        source = batches(self.parts.data.train, c.data, c.batch, seed=c.seed, start=Cursor(step=self.start))
+        return (batch for batch, _ in feed(source, self.parts.machine.device))
+
+    def _guards(self, step: int) -> AbstractContextManager[object]:
+        """Under `train.skip_guards`, compiled code is trusted to fit its inputs once it has run a few steps."""
+        trusted = self.config.train.skip_guards and step - self.start >= GUARDED_STEPS
+        return torch.compiler.set_stance(skip_guard_eval_unsafe=True) if trusted else contextlib.nullcontext()
+
+    def _gradient(self, batch: DeviceBatch) -> Tensor:
+        return accumulate_gradient(
+            self.parts.forward,
+            batch,
+            self.window,
+            micro_sequences=self.config.batch.micro_sequences,
+            padded=self.config.data.align_documents,
+        )
 
     def _update(self, step: int) -> None:
         momentum = muon_momentum(step, self.config.optim.muon)

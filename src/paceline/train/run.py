@@ -36,7 +36,8 @@ def start_run(config: RunConfig, folder: RunFolder, *, preset: RunConfig) -> Fin
     resolved, machine = inspect_machine(config)
     parts = assemble(resolved, machine)
     folder.write_config(to_dict(config))
-    parts.tokenizer.save(folder.path)
+    if parts.tokenizer is not None:
+        parts.tokenizer.save(folder.path)
     card = _first_card(config, folder, parts, preset)
     return _train(parts, folder, card, _Position())
 
@@ -113,11 +114,12 @@ def _first_card(config: RunConfig, folder: RunFolder, parts: Parts, preset: RunC
         steps_done=0,
         tokens=0,
         parameters=sum(parameter.numel() for parameter in parts.model.parameters()),
-        data_fingerprint=parts.train.fingerprint,
+        data_fingerprint=parts.data.train.fingerprint,
         diff=card_diff(preset, config),
         code_version=code_version(),
         environment=environment(),
         started=_now(),
+        device=parts.machine.device.type,
         notes=parts.machine.notes,
     )
 

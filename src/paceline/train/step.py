@@ -4,17 +4,21 @@ import torch
 from torch import Tensor
 
 from paceline.data.feed import DeviceBatch
+from paceline.model.loss import IGNORE_TARGET
 from paceline.train.assemble import Forward
 
 
-def accumulate_gradient(forward: Forward, batch: DeviceBatch, window: Tensor, *, micro_sequences: int) -> Tensor:
+def accumulate_gradient(
+    forward: Forward, batch: DeviceBatch, window: Tensor, *, micro_sequences: int, padded: bool = False
+) -> Tensor:
     """Add d(mean loss)/d(weights) into every `.grad`; the mean loss, 0-D fp32, stays on the device.
 
     Each micro-batch's losses are summed and divided by the counted targets of the whole batch, so the result does not
-    depend on how the batch is cut."""
+    depend on how the batch is cut. `padded`: some targets do not count."""
+    counted = (batch.targets != IGNORE_TARGET).sum() if padded else batch.targets.numel()
     total = torch.zeros((), device=batch.tokens.device)
     for tokens, targets in zip(batch.tokens.split(micro_sequences), batch.targets.split(micro_sequences), strict=True):
-        loss = forward(tokens, targets, window).sum() / batch.counted
+        loss = forward(tokens, targets, window).sum() / counted
         loss.backward()
         total += loss.detach()
     return total
