@@ -193,6 +193,15 @@ def choose_attention(requested: str, device: str) -> Choice:
     return Choice(name="reference", reason=flex.reason)
 
 
+def choose_head(requested: str, *, compiled: bool) -> Choice:
+    """The back end for `--head.backend`: auto, reference or chunked. Both work everywhere."""
+    if requested != "auto":
+        return Choice(name=requested, reason=f"asked for by --head.backend {requested}")
+    if compiled:
+        return Choice(name="reference", reason="the compiler fuses cap and loss")
+    return Choice(name="chunked", reason="without a compiler, chunks save the passes over all logits")
+
+
 def back_ends(device: str) -> list[Verdict]:
     """Everything the doctor reports for a device, in the order in which a step meets it."""
     not_yet = "not a back end of paceline yet"

@@ -102,7 +102,9 @@ def changes(before: Any, after: Any) -> list[Change]:
     new = dict(flatten(after))
     names = list(new) + [name for name in old if name not in new]  # optional sub-configs may exist on one side only
     return [
-        Change(field=name, before=old.get(name), after=new.get(name)) for name in names if old.get(name) != new.get(name)
+        Change(field=name, before=old.get(name), after=new.get(name))
+        for name in names
+        if old.get(name) != new.get(name)
     ]
 
 

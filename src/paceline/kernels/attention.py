@@ -71,8 +71,8 @@ def attend_flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, *, scale: floa
 
 
 def flex_block_mask(full: Tensor, partial: Tensor, test: ElementTest) -> BlockMask:
-    """FlexAttention's form of (B, query blocks, key blocks) lists: per row the count of members and their indices, which
-    come first and in ascending order."""
+    """FlexAttention's form of (B, query blocks, key blocks) lists: per row the count of members and their indices in
+    ascending order, the others after them."""
     return BlockMask.from_kv_blocks(*_ordered(partial), *_ordered(full), BLOCK_SIZE=BLOCK_TOKENS, mask_mod=test)
 
 

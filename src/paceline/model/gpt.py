@@ -7,15 +7,17 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.model.attention import Attend, Turn, plan_reference
 from paceline.model.block import Block
 from paceline.model.config import ModelConfig
+from paceline.model.dtypes import torch_dtype
 from paceline.model.embed import Embeddings
 from paceline.model.init import initialise
-from paceline.model.linear import linear, matrix
-from paceline.model.loss import cap_logits, token_losses
+from paceline.model.linear import matrix
+from paceline.model.loss import HeadLoss, cap_logits, head_loss
 from paceline.model.masks import document_ids
 from paceline.model.norm import rms_norm
 from paceline.model.rotary import rotary_tables
@@ -29,9 +31,18 @@ class GPT(nn.Module):
     rotary_cos: Tensor
     rotary_sin: Tensor
 
-    def __init__(self, config: ModelConfig, *, end_of_text: int, seed: int = 0, plan: Plan = plan_reference) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        end_of_text: int,
+        seed: int = 0,
+        plan: Plan = plan_reference,
+        loss: HeadLoss = head_loss,
+    ) -> None:
+        """`plan` and `loss` are back ends of the same mathematics; `seed` decides the initial weights."""
         super().__init__()
-        self.config, self.end_of_text, self.plan = config, end_of_text, plan
+        self.config, self.end_of_text, self.plan, self.loss = config, end_of_text, plan, loss
         self.embeddings = Embeddings(config)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         if config.unet_skips:
@@ -45,17 +56,28 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor, window: Tensor) -> Tensor:
         """Loss of every token, (B, T) fp32."""
-        return token_losses(self.logits(tokens, window), targets)
+        x = self._head_input(self._stream_of(tokens, window)).flatten(0, -2)
+        return self.loss(x, self._head_rows(), targets.flatten(), self.config.softcap).view(targets.shape)
 
     def logits(self, tokens: Tensor, window: Tensor) -> Tensor:
         """(B, T, head rows) fp32, capped."""
-        documents = document_ids(tokens, self.end_of_text) if self.config.document_mask else None
-        attend = self.plan(self.config, documents, tokens.size(-1), window)
-        return self.head_of(self.stream(tokens, attend, start=0))
+        return self.head_of(self._stream_of(tokens, window))
 
     def head_of(self, x: Tensor) -> Tensor:
+        """Logits from the residual stream."""
+        return cap_logits(F.linear(self._head_input(x), self._head_rows()), self.config.softcap)
+
+    def _head_input(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.config.norm_eps).to(torch_dtype(self.config.precision.compute))
+
+    def _head_rows(self) -> Tensor:
         weight: Tensor = self.embeddings.token if self.config.tied_head else self.head
-        return cap_logits(linear(rms_norm(x, self.config.norm_eps), weight, self.config.precision), self.config.softcap)
+        return weight.to(torch_dtype(self.config.precision.compute))
+
+    def _stream_of(self, tokens: Tensor, window: Tensor) -> Tensor:
+        documents = document_ids(tokens, self.end_of_text) if self.config.document_mask else None
+        attend = self.plan(self.config, documents, tokens.size(-1), window)
+        return self.stream(tokens, attend, start=0)
 
     def stream(self, tokens: Tensor, attend: Attend, *, start: int) -> Tensor:
         """The residual stream after the last block, (B, T, width), for tokens at positions `start` and on."""

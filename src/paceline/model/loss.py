@@ -1,11 +1,18 @@
 """Head, logit cap and loss. What is averaged over what is the caller's business: losses come back per token."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.kernels.head_loss import head_loss_chunked
+
 IGNORE_TARGET = -100
 """A target that does not count (the padding of aligned documents); its loss is 0."""
+
+HeadLoss = Callable[[Tensor, Tensor, Tensor, float | None], Tensor]
+"""(x (N, width), head rows (V, width), targets (N,), cap) -> loss of every token, (N,) fp32."""
 
 
 def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
@@ -14,7 +21,15 @@ def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """-log softmax(logits)[target], fp32, of shape (B, T). Padding columns of the head take part in the softmax."""
-    losses = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none", ignore_index=IGNORE_TARGET)
-    return losses.view(targets.shape)
+def head_loss(x: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> Tensor:
+    """-log softmax(capped logits)[target]. Padding rows of the head take part in the softmax."""
+    return F.cross_entropy(cap_logits(x @ weight.T, cap), targets, reduction="none", ignore_index=IGNORE_TARGET)
+
+
+def head_loss_by_chunks(x: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> Tensor:
+    """The same without ever holding all logits."""
+    return head_loss_chunked(x, weight, targets, cap, IGNORE_TARGET)
+
+
+HEAD_LOSSES: dict[str, HeadLoss] = {"reference": head_loss, "chunked": head_loss_by_chunks}
+"""Back ends by the names that `--head.backend` and the probe use."""

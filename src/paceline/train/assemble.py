@@ -10,13 +10,14 @@ import torch
 import torch._inductor.config
 from torch import Tensor
 
-from paceline.core.errors import UserError
-from paceline.core.probe import choose_attention, choose_device, choose_products
+from paceline.core.errors import PacelineError
+from paceline.core.probe import choose_attention, choose_device, choose_head, choose_products
 from paceline.data.batches import check_one_pass
 from paceline.data.dataset import Dataset, open_dataset
 from paceline.data.tokenizer import Tokenizer
 from paceline.model.attention import PLANS
 from paceline.model.gpt import GPT
+from paceline.model.loss import HEAD_LOSSES
 from paceline.optim.optimizer import Optimizer
 from paceline.train.config import RunConfig
 
@@ -30,6 +31,7 @@ class Machine:
 
     device: torch.device
     attention: str
+    head: str
     bf16: bool
     notes: tuple[str, ...]
 
@@ -54,12 +56,14 @@ def inspect_machine(config: RunConfig) -> tuple[RunConfig, Machine]:
     attention = choose_attention(config.attention.backend, device.name)
     wanted = config.model.precision.compute
     products = choose_products(wanted, device.name)
-    notes = [f"device {device.name}: {device.reason}", f"attention {attention.name}: {attention.reason}"]
+    head = choose_head(config.head.backend, compiled=config.train.compile)
+    choices = {"device": device, "attention": attention, "head": head}
+    notes = [f"{what} {choice.name}: {choice.reason}" for what, choice in choices.items()]
     if products.name != wanted:
         notes.append(f"products in {products.name} instead of {wanted}: {products.reason}")
         config = replace(config, model=replace(config.model, precision=config.model.precision.computing_in("fp32")))
     bf16 = choose_products("bf16", device.name).name == "bf16"
-    return config, Machine(torch.device(device.name), attention.name, bf16, tuple(notes))
+    return config, Machine(torch.device(device.name), attention.name, head.name, bf16, tuple(notes))
 
 
 def assemble(config: RunConfig, machine: Machine) -> Parts:
@@ -68,7 +72,13 @@ def assemble(config: RunConfig, machine: Machine) -> Parts:
         check_one_pass(data.train, config.data, config.batch, config.steps)
     tokenizer, machine = _tokenizer(data, machine)
     set_global_switches(config)  # before the first allocation, which fixes the allocator's settings
-    model = GPT(config.model, end_of_text=config.data.end_of_text, seed=config.seed, plan=PLANS[machine.attention])
+    model = GPT(
+        config.model,
+        end_of_text=config.data.end_of_text,
+        seed=config.seed,
+        plan=PLANS[machine.attention],
+        loss=HEAD_LOSSES[machine.head],
+    )
     model.to(machine.device)  # before the optimizer, whose slots follow the parameters
     optimizer = Optimizer(
         model.parameter_classes(),
@@ -85,7 +95,7 @@ def _tokenizer(data: Dataset, machine: Machine) -> tuple[Tokenizer | None, Machi
     """Training needs only ids, so a tokenizer that cannot be had costs the text and the bits per byte, not the run."""
     try:
         return data.tokenizer(), machine
-    except UserError as error:
+    except PacelineError as error:
         return None, replace(machine, notes=(*machine.notes, f"no sample and no bits per byte: {error}"))
 
 

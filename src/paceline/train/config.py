@@ -13,7 +13,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.units import BLOCK_TOKENS
 from paceline.data.config import BatchConfig, DataConfig
 from paceline.evaluate.config import EvaluateConfig
-from paceline.kernels.config import AttentionConfig
+from paceline.kernels.config import AttentionConfig, HeadConfig
 from paceline.metrics.config import MetricsConfig
 from paceline.model.config import ModelConfig
 from paceline.optim.config import OptimConfig
@@ -57,6 +57,7 @@ class RunConfig:
     """Seed of the initial weights and of a shuffled order."""
     model: ModelConfig = field(default_factory=ModelConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
+    head: HeadConfig = field(default_factory=HeadConfig)
     data: DataConfig = field(default_factory=DataConfig)
     batch: BatchConfig
     optim: OptimConfig = field(default_factory=OptimConfig)

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from paceline.core.command_line import Positional, parse
 from paceline.core.units import human_bytes, human_count, human_seconds
 from paceline.data.config import PrepareConfig
 
@@ -25,13 +26,20 @@ LINE_EVERY_S = 10.0
 BAR_COLUMNS = 40
 
 
+PREPARE_HELP = """Turn text into shards. Running the same command again continues where it was stopped.
+
+example: paceline data prepare books/ --out data/books --tokenizer bpe-8192"""
+VERIFY_HELP = """Check sizes and hashes of shards, and name what is damaged or missing.
+
+example: paceline data verify data/books"""
+STATS_HELP = """Count documents and tokens, and show how long documents are.
+
+example: paceline data stats data/books"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PrepareArgs(PrepareConfig):
-    """Text to shards. Running the same command again continues where it was stopped.
-
-    Example: paceline data prepare books/ --out data/books --tokenizer bpe-8192"""
-
-    inputs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="INPUT")]]
+    inputs: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="INPUT")]]
     """Files (.txt, .jsonl, .jsonl.gz, .parquet), folders of them, or - for standard input."""
     json: bool = False
     """Print dataset.json instead of a summary."""
@@ -39,11 +47,7 @@ class PrepareArgs(PrepareConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyArgs:
-    """Check sizes and hashes of shards, and name what is damaged or missing.
-
-    Example: paceline data verify data/books"""
-
-    path: tyro.conf.Positional[Path]
+    path: Positional[Path]
     """A shard or a folder of shards."""
     json: bool = False
     """Print the result as JSON."""
@@ -51,16 +55,24 @@ class VerifyArgs:
 
 @dataclass(frozen=True, kw_only=True)
 class StatsArgs:
-    """Count documents and tokens, and show how long documents are.
-
-    Example: paceline data stats data/books"""
-
-    path: tyro.conf.Positional[Path]
+    path: Positional[Path]
     """A shard or a folder of shards."""
     end_of_text: int | None = None
     """Token id that opens a document; None: as the tokenizer beside the shards says, else GPT-2's 50256."""
     json: bool = False
     """Print the result as JSON."""
+
+
+def prepare(argv: Sequence[str]) -> int:
+    return run_prepare(parse(PrepareArgs, argv, verb="data prepare", description=PREPARE_HELP))
+
+
+def verify(argv: Sequence[str]) -> int:
+    return run_verify(parse(VerifyArgs, argv, verb="data verify", description=VERIFY_HELP))
+
+
+def stats(argv: Sequence[str]) -> int:
+    return run_stats(parse(StatsArgs, argv, verb="data stats", description=STATS_HELP))
 
 
 def run_prepare(args: PrepareArgs) -> int:

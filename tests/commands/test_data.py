@@ -10,8 +10,7 @@ import pytest
 import tyro
 
 from data.test_sources import write_jsonl
-from paceline.core.errors import DataError
-from paceline.data.commands import (
+from paceline.commands.data import (
     PrepareArgs,
     ProgressLines,
     StatsArgs,
@@ -20,6 +19,7 @@ from paceline.data.commands import (
     run_stats,
     run_verify,
 )
+from paceline.core.errors import DataError
 from paceline.data.prepare import Status
 from paceline.data.shards import manifest_path, open_shard, positions_of, write_shard
 from paceline.data.stats import document_lengths, histogram, stats
@@ -181,5 +181,5 @@ def test_progress_lines_tell_rate_and_time_left(capsys: pytest.CaptureFixture[st
 
 def test_the_commands_module_is_light() -> None:
     """Help must not wait for numpy, let alone torch."""
-    code = "import sys, paceline.data.commands; sys.exit(bool({'torch', 'numpy', 'tokenizers'} & set(sys.modules)))"
+    code = "import sys, paceline.commands.data; sys.exit(bool({'torch', 'numpy', 'tokenizers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

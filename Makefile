@@ -1,0 +1,38 @@
+# make demo and make test work from a fresh clone on a machine with Python 3.11 or later and a package index.
+# The environment is kept in .venv/. Always with the constraints: without them an unbounded torch pulls gigabytes.
+
+PYTHON ?= python3
+BIN := .venv/bin
+TESTS := $(BIN)/python -m pytest
+
+.PHONY: demo test test-all soak lint bench environment clean
+
+environment: .venv/.made
+
+.venv/.made: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch .venv/.made
+
+demo: environment  ## train the demo preset on the CPU, end with a sample and a report page
+	$(BIN)/paceline train demo
+
+test: environment  ## the default suite: offline, at most 5 minutes on 2 cores
+	$(TESTS)
+
+test-all: environment  ## and the slow tests
+	$(TESTS) -m 'not soak and not gpu' --timeout 1800
+
+soak: environment  ## the whole series of kills, fuzzing and load
+	$(TESTS) -m 'soak or slow' --timeout 7200
+
+lint: environment  ## style, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: environment  ## the demo three times, figures to benchmarks/results/
+	$(BIN)/python benchmarks/demo.py --out benchmarks/results/demo-cpu.json
+
+clean:
+	rm -rf .venv runs build dist site
