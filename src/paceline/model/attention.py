@@ -142,6 +142,8 @@ class SelfAttention(nn.Module):
         if self.config.value_lambdas == 1:
             mix = self.value_mix[0]
             return v if extra is None else (1 - mix) * v + mix * extra
+        if extra is None and self.config.value_path == "residual":
+            extra = v  # block 0 mixes with itself, which one scalar does not show
         scaled = self.value_mix[0] * v
         return scaled if extra is None else scaled + self.value_mix[1] * extra.to(v.dtype)
 
