@@ -86,6 +86,12 @@ def test_in_record_13_block_0_mixes_with_itself() -> None:
     assert changed_by(model, "blocks.1.attention.value_mix", 0)
 
 
+def test_with_two_scalars_block_0_mixes_with_itself_too() -> None:
+    """(λ0 + λ1) v, the sum that block 0 would get from its own values as `extra`."""
+    model = shaken(in_fp32(replace(small("r13-window-warmup"), value_lambdas=2)))
+    assert changed_by(model, "blocks.0.attention.value_mix", 1)
+
+
 def test_a_row_of_a_mirrored_table_gets_the_gradients_of_both_its_layers() -> None:
     model = shaken(in_fp32(small("r16-block-mask")))
 

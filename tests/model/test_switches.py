@@ -125,6 +125,7 @@ ON: list[tuple[dict[str, Any], set[str], Counter[str]]] = [
         VALUE_MIX,
         times(LAYERS - 1, Counter({"rsub": 1, "mul": 2, "add": 1})),
     ),
+    ({"value_path": "residual"}, VALUE_MIX, Counter({"mul": 2 * LAYERS, "add": LAYERS})),
     (
         {"value_path": "layerwise"},
         VALUE_MIX | {f"embeddings.values.{table}" for table in range(LAYERS)},
