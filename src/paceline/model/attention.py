@@ -5,7 +5,7 @@ mathematics: `masks.allowed` does.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -54,12 +54,12 @@ def plan_flex(config: ModelConfig, documents_BT: Tensor | None, tokens: int, win
     if rule.only_causal:
         return lambda _, q, k, v: attend_dense(q, k, v, None, scale=scale)
     lists = block_lists(rule, documents_BT, tokens, window)
-    in_block = replace(rule, window_in_blocks=False)  # the lists hold the block window already
 
     def test(b: Tensor, _: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        """The whole rule, though the lists hold the block window: uncompiled, FlexAttention never looks at them."""
         if documents_BT is None:
-            return allowed(in_block, q, k, None, None, window)
-        return allowed(in_block, q, k, documents_BT[b, q], documents_BT[b, k], window)
+            return allowed(rule, q, k, None, None, window)
+        return allowed(rule, q, k, documents_BT[b, q], documents_BT[b, k], window)
 
     batch = 1 if documents_BT is None else documents_BT.size(0)
     mask = flex_block_mask(lists.full.expand(batch, -1, -1), lists.partial.expand(batch, -1, -1), test)
