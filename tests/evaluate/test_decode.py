@@ -1,0 +1,136 @@
+"""The cache changes nothing: same logits and same tokens as a whole forward pass, past window and document borders."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from paceline.core.errors import UserError
+from paceline.evaluate.config import SamplingConfig
+from paceline.evaluate.decode import Decoder, logits_without_cache
+from paceline.evaluate.generate import choose, generate
+from paceline.model.config import ModelConfig, RotaryConfig, WindowConfig
+from paceline.model.gpt import GPT
+from paceline.recipes.presets import PRESETS
+from paceline.recipes.scaling import scaled
+
+GREEDY = SamplingConfig(temperature=0.0)
+WINDOWS = {
+    "blocks": WindowConfig(unit="blocks", start_tokens=128, growth_tokens=128),
+    "tokens": WindowConfig(unit="tokens", start_tokens=64, growth_tokens=64, quantum_tokens=64),
+    "tokens_in_blocks": WindowConfig(unit="tokens_in_blocks", start_tokens=64, growth_tokens=64, quantum_tokens=64),
+    "none": WindowConfig(unit="none"),
+}
+
+
+def lively(model: GPT) -> GPT:
+    """Fresh weights say nothing (outputs start at 0), so every parameter gets noise."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+    return model
+
+
+def small(unit: str, **changes: object) -> GPT:
+    config = ModelConfig(
+        vocab_size=61,
+        head_multiple=16,
+        width=32,
+        num_layers=4,
+        num_heads=4,
+        head_dim=8,
+        num_kv_heads=2,
+        qk_norm="before_rotary",
+        rotary=RotaryConfig(max_tokens=1024),
+        x0_mix=True,
+        unet_skips=True,
+        value_path="sparse",
+        value_ends=1,
+        layers_without_attention=(2,),
+        softcap=15.0,
+        document_mask=True,
+        window=WINDOWS[unit],
+    )
+    return lively(GPT(replace(config, **changes), end_of_text=0))
+
+
+@pytest.mark.parametrize("unit", WINDOWS)
+def test_greedy_text_is_the_same_with_and_without_a_cache_past_the_window(unit: str) -> None:
+    model = small(unit)
+    prompt = [0, *torch.randint(1, 61, (200,), generator=torch.Generator().manual_seed(2)).tolist()]
+    for window in (128, 256):
+        cached, plain = (
+            list(generate(model, prompt, GREEDY, window=window, new_tokens=80, cached=cached)) for cached in (True, False)
+        )
+        assert len(plain) > 20
+        assert cached == plain
+
+
+def test_pieces_of_any_length_give_the_logits_of_the_whole() -> None:
+    model = small("blocks")
+    tokens = torch.randint(0, 61, (3, 300), generator=torch.Generator().manual_seed(3))  # 0s open documents
+    decoder = Decoder(model, window=256, max_tokens=300, batch=3)
+    done = 0
+    for piece in tokens.split([1, 130, 1, 126, 42], dim=1):
+        done += piece.size(1)
+        expected = logits_without_cache(model, tokens[:, :done], window=256)
+        torch.testing.assert_close(decoder.feed(piece), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_decodes_as_it_trains(name: str) -> None:
+    config = scaled(PRESETS[name](), 1 / 16).model
+    fp32 = replace(config, precision=config.precision.computing_in("fp32"))
+    model = lively(GPT(fp32, end_of_text=0))
+    tokens = torch.randint(1, 500, (1, 150), generator=torch.Generator().manual_seed(4))
+    decoder = Decoder(model, window=128, max_tokens=200)
+    decoder.feed(tokens[:, :140])
+    for position in range(140, 150):
+        got = decoder.feed(tokens[:, position : position + 1])
+        expected = logits_without_cache(model, tokens[:, : position + 1], window=128)
+        torch.testing.assert_close(got, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_a_prompt_that_is_too_long_is_refused_in_one_line() -> None:
+    model = small("none")
+    with pytest.raises(UserError, match="1,025, but the model has positions for 1,024"):
+        next(generate(model, [1] * 1000, GREEDY, window=0, new_tokens=25))
+
+
+def test_padding_rows_of_the_head_are_never_drawn() -> None:
+    model = small("none")
+    assert model.config.head_rows == 64
+    with torch.no_grad():
+        model.head[61:] = 100.0
+        model.head[:61] = -100.0
+    assert all(token < 61 for token in generate(model, [1, 2], SamplingConfig(seed=5), window=0, new_tokens=30))
+
+
+def test_the_seed_decides_the_sample() -> None:
+    model = small("blocks")
+
+    def text(seed: int) -> list[int]:
+        return list(generate(model, [0], SamplingConfig(seed=seed, temperature=1.5), window=128, new_tokens=30))
+
+    assert text(1) == text(1)
+    assert text(1) != text(2)
+
+
+def test_top_k_and_top_p_keep_only_the_likeliest() -> None:
+    logits = torch.tensor([0.1, 3.0, 2.0, 1.0])  # probabilities about 0.03, 0.63, 0.23, 0.09 (sorted: 1, 2, 3, 0)
+    generator = torch.Generator().manual_seed(0)
+    drawn = {
+        "top_k": {choose(logits, SamplingConfig(temperature=1.0, top_k=2), generator) for _ in range(200)},
+        "top_p": {choose(logits, SamplingConfig(temperature=1.0, top_k=None, top_p=0.7), generator) for _ in range(200)},
+        "one": {choose(logits, SamplingConfig(temperature=1.0, top_k=None, top_p=0.01), generator) for _ in range(20)},
+        "all": {choose(logits, SamplingConfig(temperature=2.0, top_k=None), generator) for _ in range(500)},
+    }
+    assert drawn == {"top_k": {1, 2}, "top_p": {1, 2}, "one": {1}, "all": {0, 1, 2, 3}}
+
+
+def test_generation_ends_before_an_end_of_text() -> None:
+    model = small("none")
+    with torch.no_grad():
+        model.head.zero_()  # all logits equal: the first id, which is end-of-text, wins
+    assert list(generate(model, [1], GREEDY, window=0, new_tokens=5)) == []

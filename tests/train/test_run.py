@@ -1,0 +1,208 @@
+"""A whole run: it learns, it repeats to the last bit, it resumes as if it had not stopped, it ends well when asked."""
+
+import json
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from train.tiny import tiny_config
+
+from paceline.checkpoint import store
+from paceline.checkpoint.run_folder import RunFolder
+from paceline.core.errors import ConfigError, DataError
+from paceline.data.feed import DeviceBatch
+from paceline.metrics.card import read_card
+from paceline.metrics.records import StepRecord, read_metrics
+from paceline.train import loop
+from paceline.train.config import RunConfig
+from paceline.train.run import Finished, resume_run, start_run
+from paceline.train.step import accumulate_gradient
+from paceline.train.stop import StopRequest
+
+
+def run(config: RunConfig, folder: Path) -> Finished:
+    return start_run(config, RunFolder(folder), preset=config)
+
+
+def losses(folder: Path) -> list[float | None]:
+    return [record.train_loss for record in read_metrics(folder)[0]]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    newest, _ = store.newest_good(RunFolder(folder))
+    return store.load(newest).model
+
+
+def test_a_run_learns_and_its_card_says_so(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "data", steps=40)
+    done = run(config, tmp_path / "run")
+    card = read_card(tmp_path / "run")
+    assert done.exit_code == 0
+    assert card.finished
+    first, last = card.losses[0], card.losses[-1]
+    assert first[1] == pytest.approx(5.549, abs=1e-3)  # ln 257: a head of zeros predicts nothing
+    assert last[1] < 3.5
+    assert card.val_loss == last[1]
+    assert card.val_bpb == pytest.approx(last[1] / 0.6931, rel=0.02)  # a token is a byte, but for end-of-text
+    assert (card.steps, card.steps_done, card.tokens) == (40, 40, 40 * 1024)
+    assert card.parameters == sum(p.numel() for p in done.parts.model.parameters())
+    assert card.peak_bytes and card.tokens_per_s and card.wall_s and card.train_s
+    assert card.train_s < card.wall_s
+    assert card.device == "cpu"
+    written = json.loads((tmp_path / "run" / "card.json").read_text())
+    top = "preset track seed parameters steps tokens val_loss val_bpb train_s wall_s tokens_per_s peak_bytes".split()
+    assert set(top) | {"data_fingerprint", "finished"} <= set(written)
+
+
+def test_the_same_run_twice_gives_the_same_bits(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "data", steps=20)
+    for name in ("a", "b"):
+        run(config, tmp_path / name)
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+    assert len(losses(tmp_path / "a")) == 20
+    one, other = weights(tmp_path / "a"), weights(tmp_path / "b")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_another_seed_is_another_run(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "data", steps=3)
+    run(config, tmp_path / "a")
+    run(replace(config, seed=1), tmp_path / "b")
+    assert losses(tmp_path / "a")[1:] != losses(tmp_path / "b")[1:]
+
+
+def test_micro_batches_change_nothing_but_the_last_digits(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "data", steps=6)
+    for micro in (256, 512, 1024):
+        run(replace(config, batch=replace(config.batch, micro_tokens=micro)), tmp_path / str(micro))
+    whole = losses(tmp_path / "1024")
+    for micro in ("256", "512"):  # the optimizers normalise, so a gradient near 0 may change its sign in the last bit
+        assert losses(tmp_path / micro) == pytest.approx(whole, rel=5e-4)
+
+
+def test_the_gradient_is_the_mean_over_the_whole_batch_however_it_is_cut(tmp_path: Path) -> None:
+    parts = run(tiny_config(tmp_path / "data", steps=4), tmp_path / "run").parts
+    tokens = torch.randint(0, 257, (4, 256), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    targets = tokens.roll(-1).long()
+    targets[0, 100:] = -100  # unequal counts in the micro-batches
+    gradients = {}
+    for micro in (1, 2, 4):
+        accumulate_gradient(
+            parts.model, DeviceBatch(tokens, targets), torch.tensor(128), micro_sequences=micro, padded=True
+        )
+        gradients[micro] = {name: p.grad for name, p in parts.model.named_parameters()}
+        parts.optimizer.zero_grad()
+    expected = parts.model(tokens, targets, torch.tensor(128)).sum() / (targets >= 0).sum()
+    expected.backward()
+    for name, parameter in parts.model.named_parameters():
+        for micro in (1, 2, 4):
+            torch.testing.assert_close(gradients[micro][name], parameter.grad, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("stop_at", [1, 4, 8, 11])  # between checkpoints, at a validation, near the end
+def test_a_stopped_and_resumed_run_is_the_uninterrupted_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
+) -> None:
+    config = tiny_config(tmp_path / "data")
+    run(config, tmp_path / "whole")
+
+    class StopAfter(StopRequest):
+        """Asks to stop once the loop has done `stop_at` steps."""
+
+        def __bool__(self) -> bool:
+            return len(records) >= stop_at
+
+    records: list[StepRecord] = []
+    plain = loop.Recorder.step
+
+    def counting(self: loop.Recorder, record: StepRecord, loss: torch.Tensor) -> None:
+        records.append(record)
+        plain(self, record, loss)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("paceline.train.stop.StopRequest", StopAfter)
+        patched.setattr(loop.Recorder, "step", counting)
+        run(config, tmp_path / "cut")
+    assert not read_card(tmp_path / "cut").finished
+    assert len(losses(tmp_path / "cut")) == stop_at
+    resume_run(config, RunFolder(tmp_path / "cut"))
+    assert read_card(tmp_path / "cut").finished
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    evals = [[(e.step, e.val_loss) for e in read_metrics(tmp_path / name)[1]] for name in ("cut", "whole")]
+    assert evals[0] == evals[1]
+    one, other = weights(tmp_path / "cut"), weights(tmp_path / "whole")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tiny_config(tmp_path / "data")
+    run(config, tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    expected = losses(tmp_path / "run")
+    newest = folder.checkpoints()[-1] / "model.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-1] ^= 1
+    newest.write_bytes(data)
+    resume_run(config, folder)
+    said = capsys.readouterr().out
+    assert "passed over step_000012: model.safetensors: does not match its hash" in said
+    assert "resumed from step_000009" in said
+    assert losses(tmp_path / "run") == expected
+
+
+def test_a_signal_ends_the_run_with_a_usable_checkpoint(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "data", steps=100_000)
+    config = replace(config, checkpoint=replace(config.checkpoint, every=None))
+
+    def interrupt() -> None:
+        while not (tmp_path / "run" / "metrics.jsonl").exists() or len(losses(tmp_path / "run")) < 3:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    done = run(config, tmp_path / "run")
+    assert done.exit_code == 128 + signal.SIGINT
+    card = read_card(tmp_path / "run")
+    assert not card.finished
+    assert store.newest_good(RunFolder(tmp_path / "run"))[0].name == f"step_{card.steps_done:06d}"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_only_so_many_checkpoints_are_kept(tmp_path: Path) -> None:
+    run(tiny_config(tmp_path / "data"), tmp_path / "run")
+    assert [path.name for path in RunFolder(tmp_path / "run").checkpoints()] == ["step_000009", "step_000012"]
+
+
+def test_a_token_past_the_vocabulary_is_named_before_anything_is_trained(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "data")
+    config = replace(config, model=replace(config.model, vocab_size=200), data=replace(config.data, end_of_text=0))
+    with pytest.raises((DataError, ConfigError), match="x_train_000001"):
+        run(config, tmp_path / "run")
+
+
+def test_a_run_that_would_read_twice_is_refused_on_one_pass(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "data", steps=1000)
+    with pytest.raises(ConfigError, match="--data.one-pass"):
+        run(replace(config, data=replace(config.data, one_pass=True)), tmp_path / "run")
+
+
+def test_aligned_documents_train_and_padding_does_not_count(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "data", steps=30)
+    run(replace(config, data=replace(config.data, align_documents=True)), tmp_path / "run")
+    found = losses(tmp_path / "run")
+    assert found[0] == pytest.approx(5.549, abs=1e-3)  # the mean over counted targets, whatever the padding
+    assert found[-1] is not None
+    assert found[-1] < 4.0
+
+
+def test_cuda_is_refused_in_one_line_where_there_is_none(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    config = tiny_config(tmp_path / "data")
+    with pytest.raises(ConfigError, match="--train.device cuda cannot be used"):
+        run(replace(config, train=replace(config.train, device="cuda")), tmp_path / "run")
