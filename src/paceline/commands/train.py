@@ -1,5 +1,6 @@
 """`paceline train`. torch is imported only once a run really starts."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -47,12 +48,20 @@ class TrainArgs:
 
 
 def train(argv: Sequence[str]) -> int:
-    base = _base_config(argv)
-    defaults = TrainArgs(preset=base.preset, config=base)
-    arguments = parse(TrainArgs, argv, verb="train", description=HELP, default=defaults)
+    base = base_config(argv)
+    arguments = parse_arguments(argv, base)
     folder, done = _resume(arguments, base) if arguments.resume is not None else _start(arguments)
     _conclude(folder, done, finish=arguments.finish)
     return done.exit_code
+
+
+def parse_arguments(argv: Sequence[str], base: RunConfig) -> TrainArgs:
+    """The flags on top of `base`, which `base_config` made of the same words."""
+    defaults = TrainArgs(preset=base.preset, config=base)
+    arguments = parse(TrainArgs, argv, verb="train", description=HELP, default=defaults)
+    if arguments.resume is None and arguments.preset != base.preset:
+        raise ConfigError(f"the preset {arguments.preset} goes first: paceline train {arguments.preset} --flags")
+    return arguments
 
 
 def _start(arguments: TrainArgs) -> tuple[RunFolder, "Finished"]:
@@ -112,7 +121,7 @@ def _report(folder: RunFolder) -> None:
         print(f"no report: {error}")
 
 
-def _base_config(argv: Sequence[str]) -> RunConfig:
+def base_config(argv: Sequence[str]) -> RunConfig:
     """What the flags change: the preset scaled to --scale and --steps, or the run that is resumed."""
     if (run := _value_of("--resume", argv)) is not None:
         return from_dict(RunConfig, open_run(run).read_config())
@@ -127,7 +136,7 @@ def _base_config(argv: Sequence[str]) -> RunConfig:
 def _value_of(flag: str, argv: Sequence[str]) -> str | None:
     """The last value given to a flag, in either spelling. tyro reads it again; here it decides the defaults."""
     value = None
-    for word, following in zip(argv, [*argv[1:], None], strict=True):
+    for word, following in itertools.zip_longest(argv, argv[1:]):
         if word == flag:
             value = following
         elif word.startswith(f"{flag}="):

@@ -6,6 +6,7 @@ which `cli.main` prints and turns into exit code 2. An error raised while a conf
 
 import contextlib
 import io
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
@@ -47,10 +48,15 @@ def _tyro(cls: type[T], argv: Sequence[str], verb: str, description: str, defaul
 
 def _fold(box: str) -> str:
     """The first paragraph of tyro's box, and its nearest suggestion, as one line."""
-    lines = [line.strip("│╭╮╰╯─ ").strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
-    body = [line for line in lines[1:] if line]
-    ends = [index for index, line in enumerate(lines[1:]) if not line]
-    first = " ".join(line for line in lines[1 : 1 + ends[0]] if line) if ends else " ".join(body)
+    lines = [_unboxed(line) for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
+    body = list(itertools.dropwhile(lambda line: not line, lines[1:]))  # the first line is the frame's title
+    first = " ".join(itertools.takewhile(bool, body))
     suggestion = next((line.split()[0] for line in body if line.startswith("--")), None)
     hint = f"; did you mean {suggestion}?" if "nrecognized" in first and suggestion else ""
     return (first or "wrong arguments") + hint + "; see --help"
+
+
+def _unboxed(line: str) -> str:
+    """The text inside a frame, which is drawn with + | - where the terminal has no better; a rule counts as empty."""
+    inside = re.sub(r"^[│|╭╰+]|[│|╮╯+]$", "", line.strip()).strip()
+    return "" if re.fullmatch(r"[─-]*", inside) else inside
