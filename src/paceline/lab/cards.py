@@ -1,0 +1,282 @@
+"""The tables of techniques and claims as pages: `python -m paceline.lab.cards` writes them, `--check` compares.
+
+docs/techniques/<key>.md, one card a technique · docs/techniques/index.md · docs/ledger.md, all claims with verdicts ·
+docs/seeds.md, from each claim to card, switch, code, test and measurement. Nobody edits these pages by hand.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import paceline
+from paceline.core.command_line import parse
+from paceline.core.errors import PacelineError, UserError
+from paceline.lab.claims import VERDICTS, Claim, Seed, claims, counts, seeds
+from paceline.lab.ledger import count_line
+from paceline.lab.technique import Given, Measurement, Switch, Technique, command
+from paceline.lab.techniques import TECHNIQUES, TOPICS
+from paceline.lab.totals import whole_record
+from paceline.recipes.records import PUBLIC
+
+MADE_BY = "<!-- Written by `python -m paceline.lab.cards`; edit src/paceline/lab instead. -->"
+DOCS = Path(paceline.__file__).parents[2] / "docs"
+"""In a checkout; an installed package has no pages."""
+NOT_MEASURED = "Not measured here yet."
+
+
+def pages() -> dict[str, str]:
+    """Path under docs/ to text, for every page."""
+    cards = {f"techniques/{key}.md": card(technique) for key, technique in TECHNIQUES.items()}
+    made = {**cards, "techniques/index.md": index(), "ledger.md": ledger_page(), "seeds.md": seeds_page()}
+    return {path: f"{MADE_BY}\n\n{text.strip()}\n" for path, text in made.items()}
+
+
+# ---- one card
+
+
+def card(technique: Technique) -> str:
+    sections = [
+        f"# {technique.title}",
+        technique.what,
+        f"```text\n{technique.formula}\n```" if technique.formula else None,
+        _origin(technique),
+        "## Switch",
+        _switch_section(technique),
+        "## Code and proof",
+        "Code:\n\n" + _listed(_code_links(technique, "../..")),
+        "Tests:\n\n" + _listed(_test_links(technique, "../..")),
+        "## What it buys",
+        _paragraphs(technique.public, whole_record(technique.record) if technique.record else None),
+        f"**Cost.** {technique.cost}",
+        f"**Measured here.** {_measured(technique.measurements, '../..')}",
+        _claims_section(technique),
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+def _origin(technique: Technique) -> str:
+    brought = f"Brought by record {technique.record}. " if technique.record else ""
+    if not technique.presets:
+        return f"{brought}In none of the record presets."
+    if len(technique.presets) == len(PUBLIC):
+        return f"{brought}Here in all record presets."
+    return f"{brought}In {', '.join(f'`{name}`' for name in technique.presets)}."
+
+
+def _switch_section(technique: Technique) -> str:
+    needs = _listed(f"Acts only where `{given.field}` is {_among(given)}." for given in technique.given)
+    if not technique.switches:
+        return _paragraphs("None: it is always so.", needs)
+    rows = [(f"`{s.field}`", _on_values(s), _value(s.off)) for s in technique.switches]
+    which = "without" if technique.presets else "with"
+    shown = f"To train `{technique.shown_on}` {which} it:\n\n```sh\n{command(technique)}\n```"
+    return _paragraphs(_table(("field", "on", "off"), rows), needs, shown)
+
+
+def _on_values(switch: Switch) -> str:
+    return " or ".join(map(_value, (switch.on, *switch.also_on)))
+
+
+def _among(given: Given) -> str:
+    return " or ".join(map(_value, given.among))
+
+
+def _value(value: Any) -> str:
+    return f"`{value:.6g}`" if isinstance(value, float) and value else f"`{value}`"
+
+
+def _measured(measurements: Sequence[Measurement], root: str) -> str:
+    if not measurements:
+        return NOT_MEASURED
+    return " ".join(f"{m.said} ({_files(m, root)})" for m in measurements)
+
+
+def _files(measurement: Measurement, root: str) -> str:
+    return ", ".join(f"[`{name}`]({root}/benchmarks/results/{name})" for name in measurement.files)
+
+
+def _claims_section(technique: Technique) -> str | None:
+    found = [claim for claim in claims() if technique.key in claim.techniques]
+    if not found:
+        return None
+    lines = [f"Seed {c.seed:03d}, {c.at}: {c.claim} *{VERDICTS[c.verdict].capitalize()}.* {c.fact}" for c in found]
+    return f"## Claims about it\n\n{_listed(lines)}"
+
+
+# ---- the other pages
+
+
+def index() -> str:
+    intro = (
+        f"{len(TECHNIQUES)} techniques: what each is, in which record presets it is, how to switch it, where its code "
+        "and its tests are, and what is known of its worth. A name in a claim of the [ledger](../ledger.md) leads here."
+    )
+    tables = [
+        f"## {topic}\n\n" + _table(("technique", "record", "presets", "switch"), map(_index_row, group))
+        for topic, group in TOPICS.items()
+    ]
+    return _paragraphs("# Techniques", intro, *tables)
+
+
+def _index_row(technique: Technique) -> tuple[str, ...]:
+    numbers = [name.partition("-")[0] for name in technique.presets]
+    switch = "<br>".join(f"`{s.field}`: {_value(s.on)} / {_value(s.off)}" for s in technique.switches)
+    record = str(technique.record) if technique.record else "–"
+    return f"[{technique.title}]({technique.key}.md)", record, " ".join(numbers) or "–", switch or "always"
+
+
+def ledger_page() -> str:
+    intro = (
+        "The project began from five descriptions (seeds) of what a speed record changed. This is each of their claims "
+        "in our words, and what the public training scripts and logs say to it. The last column is our own measurement."
+    )
+    rows = [(f"[{s.name}](#{_anchor(s)})", str(s.record), str(len(s.claims)), *_count_cells(s.claims)) for s in seeds()]
+    every = claims()
+    rows.append(("all", "", str(len(every)), *_count_cells(every)))
+    summary = _table(("seed", "record", "claims", *(f"{word} ({v})" for v, word in VERDICTS.items())), rows)
+    return _paragraphs("# Ledger of claims", intro, f"{count_line(every)}.", summary, *map(_ledger_seed, seeds()))
+
+
+def _count_cells(found: Iterable[Claim]) -> tuple[str, ...]:
+    return tuple(map(str, counts(found).values()))
+
+
+def _ledger_seed(seed: Seed) -> str:
+    rows = [
+        (c.at, c.claim, f"**{c.verdict}**", c.fact, _measured((c.measured,), "..") if c.measured else "–")
+        for c in seed.claims
+    ]
+    table = _table(("at", "claim", "verdict", "fact", "measured"), rows)
+    return _paragraphs(_seed_heading(seed), table, _left_out(seed))
+
+
+def _seed_heading(seed: Seed) -> str:
+    return f"## Seed {seed.name}, record {seed.record}"
+
+
+def _anchor(seed: Seed) -> str:
+    """What GitHub and MkDocs make of the heading."""
+    return f"seed-{seed.name}-record-{seed.record}"
+
+
+def _left_out(seed: Seed) -> str | None:
+    return f"Changed by the record and not mentioned: {seed.left_out.strip()}" if seed.left_out else None
+
+
+def seeds_page() -> str:
+    intro = (
+        "From a sentence of a founding description to everything about it: the verdict on the claim, and for each "
+        "technique it concerns the card, the switch with its values on / off, the code, the tests and our measurement. "
+        "The mark before a claim names the heading of the description under which it stands."
+    )
+    return _paragraphs("# From the seeds to the code", intro, *map(_trace_seed, seeds()))
+
+
+def _trace_seed(seed: Seed) -> str:
+    line = f"`paceline diff {seed.predecessor} {seed.preset}` shows what changed. {count_line(seed.claims)}."
+    return _paragraphs(_seed_heading(seed), line, "\n".join(map(_trace_claim, seed.claims)), _left_out(seed))
+
+
+def _trace_claim(claim: Claim) -> str:
+    head = f"- **{claim.at}** {claim.claim} *{VERDICTS[claim.verdict].capitalize()}.*"
+    own = [f"    - measured: {_measured((claim.measured,), '..')}"] if claim.measured else []
+    lines = [f"    - {_trace_technique(TECHNIQUES[key])}" for key in claim.techniques]
+    return "\n".join([head, *own, *(lines or ["    - concerns no technique"])])
+
+
+def _trace_technique(technique: Technique) -> str:
+    switch = ", ".join(f"`{s.field}` {_value(s.on)} / {_value(s.off)}" for s in technique.switches)
+    measured = ", ".join(_files(m, "..") for m in technique.measurements)
+    parts = [
+        f"[{technique.title}](techniques/{technique.key}.md)",
+        f"switch {switch}" if switch else "always on",
+        f"code {', '.join(_code_links(technique, '..'))}",
+        f"tests {', '.join(_test_links(technique, '..'))}",
+        f"measured {measured}" if measured else "not measured yet",
+    ]
+    return " · ".join(parts)
+
+
+# ---- markdown
+
+
+def _code_links(technique: Technique, root: str) -> list[str]:
+    return [f"[`{ref}`]({root}/src/paceline/{ref.partition(':')[0]})" for ref in technique.code]
+
+
+def _test_links(technique: Technique, root: str) -> list[str]:
+    return [f"[`{ref}`]({root}/tests/{ref.partition('::')[0]})" for ref in technique.tests]
+
+
+def _paragraphs(*parts: str | None) -> str:
+    return "\n\n".join(part for part in parts if part)
+
+
+def _listed(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+# ---- writing and checking
+
+
+def stale(docs: Path) -> list[str]:
+    """Pages that are missing, differ, or belong to a technique that is gone."""
+    made = pages()
+    differ = [path for path, text in made.items() if _read(docs / path) != text]
+    return differ + [path for path in _cards_in(docs) if path not in made]
+
+
+def write(docs: Path) -> None:
+    made = pages()
+    for path in _cards_in(docs):
+        if path not in made:
+            (docs / path).unlink()
+    for path, text in made.items():
+        (docs / path).parent.mkdir(parents=True, exist_ok=True)
+        (docs / path).write_text(text, encoding="utf-8")
+
+
+def _cards_in(docs: Path) -> list[str]:
+    return sorted(f"techniques/{path.name}" for path in (docs / "techniques").glob("*.md"))
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardsArgs:
+    check: bool = False
+    """Write nothing; fail if a page is not what the tables say."""
+    docs: Path = DOCS
+    """Folder of the pages."""
+
+
+def main(argv: Sequence[str]) -> int:
+    text = "Write the pages about techniques and claims.\n\nexample: python -m paceline.lab.cards --check"
+    arguments = parse(CardsArgs, argv, verb="cards", description=text)
+    if not arguments.docs.is_dir():
+        raise UserError(f"--docs {arguments.docs}: no such folder; run in a checkout, or name its docs folder")
+    if not arguments.check:
+        write(arguments.docs)
+    elif old := stale(arguments.docs):
+        raise PacelineError(
+            f"{len(old)} pages differ from the tables, the first is {arguments.docs / old[0]}; "
+            f"write them with `python -m paceline.lab.cards`"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except PacelineError as error:
+        print(f"paceline.lab.cards: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
