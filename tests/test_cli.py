@@ -31,12 +31,15 @@ sys.stderr.write(f"{code} {'torch' in sys.modules} {time.process_time():.3f}")
 
 def quickly(*argv: str) -> str:
     """Standard output of a fresh process that answers 0 in under a second of its own time, without torch."""
-    done = subprocess.run([sys.executable, "-c", QUICK, *argv], capture_output=True, text=True, check=True, timeout=60)
-    code, torch_imported, cpu_s = done.stderr.split()[-3:]
-    assert code == "0", done.stderr
-    assert torch_imported == "False"
-    assert float(cpu_s) < 1.0  # processor time: the wall clock of a busy machine would measure the others
-    return done.stdout
+    for tries_left in (2, 1, 0):  # a busy sibling core makes even processor time longer
+        done = subprocess.run([sys.executable, "-c", QUICK, *argv], capture_output=True, text=True, timeout=60)
+        code, torch_imported, cpu_s = done.stderr.split()[-3:]
+        assert code == "0", done.stderr
+        assert torch_imported == "False"
+        if float(cpu_s) < 1.0:
+            return done.stdout
+        assert tries_left, f"{cpu_s} s"
+    raise AssertionError
 
 
 @pytest.mark.parametrize("verb", VERBS)
