@@ -61,7 +61,8 @@ def test_greedy_text_is_the_same_with_and_without_a_cache_past_the_window(unit: 
     prompt = [0, *torch.randint(1, 61, (200,), generator=torch.Generator().manual_seed(2)).tolist()]
     for window in (128, 256):
         cached, plain = (
-            list(generate(model, prompt, GREEDY, window=window, new_tokens=80, cached=cached)) for cached in (True, False)
+            list(generate(model, prompt, GREEDY, window=window, new_tokens=80, cached=cached))
+            for cached in (True, False)
         )
         assert len(plain) > 20
         assert cached == plain
@@ -122,7 +123,9 @@ def test_top_k_and_top_p_keep_only_the_likeliest() -> None:
     generator = torch.Generator().manual_seed(0)
     drawn = {
         "top_k": {choose(logits, SamplingConfig(temperature=1.0, top_k=2), generator) for _ in range(200)},
-        "top_p": {choose(logits, SamplingConfig(temperature=1.0, top_k=None, top_p=0.7), generator) for _ in range(200)},
+        "top_p": {
+            choose(logits, SamplingConfig(temperature=1.0, top_k=None, top_p=0.7), generator) for _ in range(200)
+        },
         "one": {choose(logits, SamplingConfig(temperature=1.0, top_k=None, top_p=0.01), generator) for _ in range(20)},
         "all": {choose(logits, SamplingConfig(temperature=2.0, top_k=None), generator) for _ in range(500)},
     }

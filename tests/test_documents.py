@@ -1,0 +1,70 @@
+"""Every command shown in README and docs exists, with flags that parse."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import VERBS
+from paceline.commands import data, doctor, ledger, presets, report, sample, train
+from paceline.core.command_line import parse
+from paceline.recipes.presets import preset
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ARGUMENTS = {
+    "presets": presets.PresetsArgs,
+    "diff": presets.DiffArgs,
+    "sample": sample.SampleArgs,
+    "data prepare": data.PrepareArgs,
+    "data verify": data.VerifyArgs,
+    "data stats": data.StatsArgs,
+    "ledger": ledger.LedgerArgs,
+    "report": report.ReportArgs,
+    "doctor": doctor.DoctorArgs,
+}
+FENCED = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`((?:paceline|make) [^`\n]+)`")
+
+
+def commands() -> set[str]:
+    """Lines of code blocks and inline code that start with paceline or make, without their comments."""
+    texts = [path.read_text() for path in DOCUMENTS]
+    lines = [line.removeprefix("$ ") for text in texts for block in FENCED.findall(text) for line in block.splitlines()]
+    found = [line for line in lines if line.startswith(("paceline ", "make "))]
+    found += [command for text in texts for command in INLINE.findall(FENCED.sub("", text))]
+    return {command.split(" #")[0].strip() for command in found}
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("command", sorted(commands()))
+def test_a_documented_command_parses(command: str) -> None:
+    program, *words = shlex.split(command)
+    if program == "make":
+        assert set(words) <= make_targets()
+        return
+    verb = " ".join(words[:2]) if " ".join(words[:2]) in VERBS else words[0]
+    assert verb in VERBS, f"{command}: no such verb"
+    rest = words[len(verb.split()) :]
+    if any(word.isupper() or "…" in word for word in rest):
+        return  # a pattern such as `paceline sample RUN`, not a command to type
+    if verb == "train":
+        base = preset("demo") if "--resume" in rest else train.base_config(rest)  # there is no run to resume here
+        train.parse_arguments(rest, base)
+    elif rest != ["--help"]:
+        parse(ARGUMENTS[verb], rest, verb=verb, description="")
+
+
+def test_the_readme_shows_the_test_command_that_ci_runs() -> None:
+    assert "make test" in (ROOT / "README.md").read_text()
+    assert re.search(r"^make test$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+
+
+def test_every_room_has_a_line_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    rooms = [path.name for path in (ROOT / "src" / "paceline").iterdir() if (path / "__init__.py").exists()]
+    assert [room for room in rooms if f"{room}/" not in readme] == []
