@@ -1,17 +1,23 @@
-"""A run small enough to train in a second: bytes as tokens, two layers, its own shards."""
+"""Runs small enough to train in seconds: bytes as tokens, narrow models, shards of their own. And what they leave."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
+from paceline.checkpoint import store
 from paceline.checkpoint.config import CheckpointConfig
+from paceline.checkpoint.run_folder import RunFolder
 from paceline.data.config import BatchConfig, DataConfig
 from paceline.data.shards import write_shard
 from paceline.data.tokenizer import ByteTokenizer
 from paceline.evaluate.config import EvaluateConfig
+from paceline.metrics.records import read_metrics
 from paceline.recipes.presets import preset
+from paceline.recipes.scaling import with_steps
 from paceline.train.config import RunConfig, TrainConfig
+from paceline.train.run import Finished, start_run
 
 SENTENCES = [b"the cat sat on the mat. ", b"a dog ate the bone. ", b"birds sing in the morning. "]
 
@@ -32,6 +38,35 @@ def tiny_config(folder: Path, **changes: object) -> RunConfig:
         checkpoint=CheckpointConfig(every=3, keep=2),
     )
     return replace(config, **changes)  # type: ignore[arg-type]
+
+
+def narrow_record(name: str, folder: Path, *, steps: int) -> RunConfig:
+    """A record with all its layers, rules and formats, with heads of 8 dimensions, on shards in `folder`. Unlike
+    the demo, a record never changes."""
+    write_text_shards(folder)
+    record = with_steps(preset(name), steps)
+    width = 8 * record.model.num_heads
+    return replace(
+        record,
+        model=replace(record.model, vocab_size=257, width=width, head_dim=8),
+        data=DataConfig(dir=str(folder), tokenizer="bytes", end_of_text=256, order="shuffled"),
+        batch=BatchConfig(tokens=512, sequence_tokens=256, micro_tokens=256),
+        train=TrainConfig(device="cpu", free_steps=2),
+        evaluate=EvaluateConfig(every=None, tokens=256),
+    )
+
+
+def run(config: RunConfig, folder: Path) -> Finished:
+    return start_run(config, RunFolder(folder), preset=config)
+
+
+def losses(folder: Path) -> list[float | None]:
+    return [record.train_loss for record in read_metrics(folder)[0]]
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    newest, _ = store.newest_good(RunFolder(folder))
+    return store.load(newest).model
 
 
 def write_text_shards(folder: Path) -> None:
