@@ -25,6 +25,15 @@ from paceline.model.rotary import rotary_tables
 ParamClass = Literal["matrices", "embeddings", "head", "scalars"]
 Plan = Callable[[ModelConfig, Tensor | None, int, Tensor], Attend]
 """(config, documents, tokens, window) -> how this forward pass attends: the back end."""
+RunBlock = Callable[[nn.Module, Tensor, Tensor, Tensor | None, Turn, Attend], tuple[Tensor, Tensor | None]]
+"""(block, and what `Block.forward` takes) -> what it returns."""
+
+
+def run_plainly(
+    block: nn.Module, x: Tensor, x0: Tensor, extra: Tensor | None, turn: Turn, attend: Attend
+) -> tuple[Tensor, Tensor | None]:
+    found: tuple[Tensor, Tensor | None] = block(x, x0, extra, turn, attend)
+    return found
 
 
 class GPT(nn.Module):
@@ -39,10 +48,13 @@ class GPT(nn.Module):
         seed: int = 0,
         plan: Plan = plan_reference,
         loss: HeadLoss = head_loss,
+        run_block: RunBlock = run_plainly,
     ) -> None:
-        """`plan` and `loss` are back ends of the same mathematics; `seed` decides the initial weights."""
+        """`plan` and `loss` are back ends of the same mathematics, `run_block` may wrap every block but not change what
+        it computes; `seed` decides the initial weights."""
         super().__init__()
-        self.config, self.end_of_text, self.plan, self.loss = config, end_of_text, plan, loss
+        self.config, self.end_of_text = config, end_of_text
+        self.plan, self.loss, self.run_block = plan, loss, run_block
         self.embeddings = Embeddings(config)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         if config.unet_skips:
@@ -92,7 +104,7 @@ class GPT(nn.Module):
         for layer, block in enumerate(self.blocks):
             if self.config.unet_skips and layer >= half:
                 x = x + self.skip_weights[layer - half] * skips.pop()
-            x, own = block(x, x0, values.extra(layer), turn, attend)
+            x, own = self.run_block(block, x, x0, values.extra(layer), turn, attend)
             values.remember(layer, own)
             if self.config.unet_skips and layer < half:
                 skips.append(x)

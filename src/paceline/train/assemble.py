@@ -16,10 +16,11 @@ from paceline.data.batches import check_one_pass
 from paceline.data.dataset import Dataset, open_dataset
 from paceline.data.tokenizer import Tokenizer
 from paceline.model.attention import PLANS
-from paceline.model.gpt import GPT
+from paceline.model.gpt import GPT, run_plainly
 from paceline.model.loss import HEAD_LOSSES
 from paceline.optim.optimizer import Optimizer
 from paceline.train.config import RunConfig
+from paceline.train.recompute import run_recomputed
 
 Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(tokens, targets, window) -> loss of every token."""
@@ -78,6 +79,7 @@ def assemble(config: RunConfig, machine: Machine) -> Parts:
         seed=config.seed,
         plan=PLANS[machine.attention],
         loss=HEAD_LOSSES[machine.head],
+        run_block=run_recomputed if config.train.recompute else run_plainly,
     )
     model.to(machine.device)  # before the optimizer, whose slots follow the parameters
     optimizer = Optimizer(

@@ -1,0 +1,86 @@
+"""Recomputing blocks in the backward pass changes memory and nothing else."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from model.small import random_tokens, shaken, small
+from paceline.model.gpt import GPT
+from paceline.train.recompute import run_recomputed
+from train.tiny import losses, run, tiny_config, weights
+
+TOKENS, WINDOW = random_tokens(2, 256), torch.tensor(128)
+
+
+def gradients(model: GPT, forward: Callable[[Tensor, Tensor, Tensor], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad()
+    loss = forward(TOKENS, TOKENS.roll(-1), WINDOW)
+    loss.sum().backward()
+    return loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def kept_bytes(model: GPT) -> int:
+    """Bytes that the backward pass will find kept, parameters apart."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = model(TOKENS, TOKENS, WINDOW)
+    assert loss.requires_grad
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("name", ["r04-muon", "r13-window-warmup", "r16-block-mask", "r18-softcap"])
+def test_losses_and_gradients_have_the_same_bits(name: str) -> None:
+    model = shaken(small(name))
+    plain, expected = gradients(model, model)
+    model.run_block = run_recomputed
+    again, found = gradients(model, model)
+    assert torch.equal(plain, again)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_less_is_kept_for_the_backward_pass() -> None:
+    model = shaken(small("r18-softcap"))
+    plain = kept_bytes(model)
+    model.run_block = run_recomputed
+    stream = TOKENS.numel() * model.config.width * 4
+    assert kept_bytes(model) < plain / 4
+    assert plain - kept_bytes(model) > 12 * 8 * stream  # two hidden layers of four widths a block, to name the largest
+
+
+def test_a_run_is_the_same_run(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "data", steps=4)
+    run(config, tmp_path / "plain")
+    done = run(replace(config, train=replace(config.train, recompute=True)), tmp_path / "recomputed")
+    assert done.parts.model.run_block is run_recomputed
+    assert losses(tmp_path / "plain") == losses(tmp_path / "recomputed")
+    one, other = weights(tmp_path / "plain"), weights(tmp_path / "recomputed")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_it_compiles_as_one_graph_with_the_same_bits() -> None:
+    shallow = replace(small("r18-softcap"), num_layers=4, value_ends=1, layers_without_attention=(1,))
+    model = shaken(shallow)
+    plain, expected = gradients(model, model)
+    model.run_block = run_recomputed
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend="aot_eager")
+    again, found = gradients(model, compiled)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    assert torch.equal(plain, again)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
