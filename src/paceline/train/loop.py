@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from paceline.checkpoint import store
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.core.schema import to_dict
-from paceline.data.batches import Cursor, batches, validation_batches
+from paceline.data.batches import Batch, Cursor, batches, validation_batches
 from paceline.data.feed import DeviceBatch, feed
 from paceline.evaluate.validation import validate
 from paceline.metrics.meter import Meter
@@ -23,7 +24,8 @@ from paceline.metrics.records import EvalRecord, StepRecord
 from paceline.metrics.sinks import JsonlSink, Sink
 from paceline.optim.schedules import cooldown_steps_of, lr_scale, muon_momentum
 from paceline.train.assemble import Parts
-from paceline.train.recorder import Recorder
+from paceline.train.instruments import measured_step
+from paceline.train.recorder import Recorder, Values
 from paceline.train.step import accumulate_gradient
 from paceline.train.stop import StopRequest
 
@@ -69,11 +71,10 @@ class Trainer:
                 on_evaluation(self.evaluate(step))
             if step == self.config.steps or stop:
                 break
-            with self._guards(step):
-                loss = self._gradient(next(data))
-            self._update(step)
+            values = self._step(step, next(data))
             self.meter.end_step()
-            self._record(step, loss)
+            if self._record_due(step + 1):
+                self._record(step, values)
             if self._checkpoint_due(step + 1):
                 self.save(step + 1)
         self.recorder.flush()
@@ -93,17 +94,14 @@ class Trainer:
     def evaluate(self, step: int) -> EvalRecord:
         with self.meter.paused():
             self.recorder.flush()
-            c, parts = self.config, self.parts
-            found = validation_batches(
-                parts.data.val, c.batch.sequence_tokens, c.evaluate.tokens, c.batch.micro_sequences
-            )
-            token_bytes = None if parts.tokenizer is None else parts.tokenizer.token_byte_lengths()
-            result = validate(parts.forward, found, self.window, token_bytes)
+            tokenizer = self.parts.tokenizer
+            token_bytes = None if tokenizer is None else tokenizer.token_byte_lengths()
+            result = validate(self.parts.forward, self._validation_batches(), self.window, token_bytes)
         record = EvalRecord(
             step=step,
             val_loss=result.loss,
             val_bpb=result.bits_per_byte,
-            tokens=step * c.batch.tokens,
+            tokens=step * self.config.batch.tokens,
             train_s=self.meter.train_s,
             wall_s=self.meter.wall_s,
             window_tokens=self.window_at(step),
@@ -111,6 +109,12 @@ class Trainer:
         self.evaluations.append(record)
         self.sink.evaluation(record)
         return record
+
+    def _validation_batches(self) -> Iterator[Batch]:
+        c = self.config
+        return validation_batches(
+            self.parts.data.val, c.batch.sequence_tokens, c.evaluate.tokens, c.batch.micro_sequences
+        )
 
     def save(self, step: int) -> None:
         with self.meter.paused():
@@ -134,24 +138,35 @@ class Trainer:
         trusted = self.config.train.skip_guards and step - self.start >= GUARDED_STEPS
         return torch.compiler.set_stance(skip_guard_eval_unsafe=True) if trusted else contextlib.nullcontext()
 
-    def _gradient(self, batch: DeviceBatch) -> Tensor:
-        return accumulate_gradient(
-            self.parts.forward,
-            batch,
-            self.window,
-            micro_sequences=self.config.batch.micro_sequences,
-            padded=self.config.data.align_documents,
-        )
-
-    def _update(self, step: int) -> None:
-        momentum = muon_momentum(step, self.config.optim.muon)
-        self.parts.optimizer.step(lr_scale=self.lr_scale_at(step), momentum=momentum)
+    def _step(self, step: int, batch: DeviceBatch) -> Values:
+        gradient, rates = partial(self._gradient, step, batch), self._rates(step)
+        if self.config.metrics.instruments and self._record_due(step + 1):
+            values = measured_step(self.parts, batch, self.window, gradient, **rates)
+        else:
+            values = {"train_loss": gradient()}
+            self.parts.optimizer.step(**rates)
         self.parts.optimizer.zero_grad()
+        return values
 
-    def _record(self, step: int, loss: Tensor) -> None:
+    def _gradient(self, step: int, batch: DeviceBatch, after_each: Callable[[], None] | None = None) -> Tensor:
+        with self._guards(step):
+            return accumulate_gradient(
+                self.parts.forward,
+                batch,
+                self.window,
+                micro_sequences=self.config.batch.micro_sequences,
+                padded=self.config.data.align_documents,
+                after_each=after_each,
+            )
+
+    def _rates(self, step: int) -> dict[str, float]:
+        return {"lr_scale": self.lr_scale_at(step), "momentum": muon_momentum(step, self.config.optim.muon)}
+
+    def _record_due(self, done: int) -> bool:
+        return done % self.config.metrics.every == 0 or done == self.config.steps
+
+    def _record(self, step: int, values: Values) -> None:
         done = step + 1
-        if done % self.config.metrics.every and done != self.config.steps:
-            return
         record = StepRecord(
             step=done,
             train_loss=None,
@@ -162,7 +177,7 @@ class Trainer:
             wall_s=self.meter.wall_s,
             tokens_per_s=self.meter.tokens_per_s,
         )
-        self.recorder.step(record, loss)
+        self.recorder.step(record, values)
 
     def _evaluation_due(self, step: int) -> bool:
         every = self.config.evaluate.every

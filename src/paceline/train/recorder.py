@@ -1,12 +1,13 @@
 """From device values to records, without making the device wait.
 
-A loss is copied to the host while the device goes on; its record is written as soon as the copy has arrived, in order.
-Only `flush` waits, and it is called where the loop waits anyway: before a validation, a checkpoint and at the end.
+A record's values are copied to the host as one vector while the device goes on; the record is written as soon as the
+copy has arrived, in order. Only `flush` waits, and it is called where the loop waits anyway: before a validation, a
+checkpoint and at the end.
 """
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,16 +15,31 @@ from torch import Tensor
 from paceline.metrics.records import StepRecord
 from paceline.metrics.sinks import Sink
 
+Values = dict[str, Tensor | int | None]
+"""Name to value: 0-D tensors on any device, and what the host knows anyway."""
+
+
+@dataclass(frozen=True)
+class _Pending:
+    record: StepRecord
+    names: tuple[str, ...]
+    values: Tensor
+    """One per name, on the host once `arrived` says so."""
+    arrived: Callable[[], bool]
+
 
 class Recorder:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._pending: deque[tuple[StepRecord, Tensor, Callable[[], bool]]] = deque()
+        self._pending: deque[_Pending] = deque()
 
-    def step(self, record: StepRecord, loss: Tensor) -> None:
-        """Take a record whose loss is still on the device."""
-        self._pending.append((record, *_copy_to_host(loss)))
-        while self._pending and self._pending[0][2]():
+    def step(self, record: StepRecord, values: Values) -> None:
+        """Take a record and its values: the tensor `train_loss`, and whatever else belongs into `extra`."""
+        there = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        here = {name: value for name, value in values.items() if name not in there}
+        copied, arrived = _copy_to_host(torch.stack([value.float() for value in there.values()]))
+        self._pending.append(_Pending(replace(record, extra=here), tuple(there), copied, arrived))
+        while self._pending and self._pending[0].arrived():
             self._write_oldest()
 
     def flush(self) -> None:
@@ -34,16 +50,18 @@ class Recorder:
             self._write_oldest()
 
     def _write_oldest(self) -> None:
-        record, loss, _ = self._pending.popleft()
-        self._sink.step(replace(record, train_loss=float(loss)))
+        oldest = self._pending.popleft()
+        known = dict(zip(oldest.names, oldest.values.tolist(), strict=True))
+        loss = known.pop("train_loss")
+        self._sink.step(replace(oldest.record, train_loss=loss, extra={**oldest.record.extra, **known}))
 
 
-def _copy_to_host(value: Tensor) -> tuple[Tensor, Callable[[], bool]]:
-    """A host copy of a 0-D tensor, and a test of whether it has arrived."""
-    if value.device.type != "cuda":
-        return value, lambda: True
-    host = torch.empty((), dtype=value.dtype, pin_memory=True)
-    host.copy_(value, non_blocking=True)
+def _copy_to_host(values: Tensor) -> tuple[Tensor, Callable[[], bool]]:
+    """A host copy of a vector, and a test of whether it has arrived."""
+    if values.device.type != "cuda":
+        return values, lambda: True
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
     arrived = torch.cuda.Event()
     arrived.record()
     return host, arrived.query

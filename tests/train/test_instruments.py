@@ -1,0 +1,230 @@
+"""What the instruments say is what they claim to measure, and a run that is measured is the run that is not."""
+
+import copy
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from model.small import END_OF_TEXT, in_fp32, random_tokens, shaken, small
+from paceline.data.feed import DeviceBatch
+from paceline.metrics.records import read_metrics
+from paceline.model.attention import plan_reference
+from paceline.model.config import ModelConfig, WindowConfig
+from paceline.model.gpt import GPT
+from paceline.model.masks import MaskRule, dense_mask, document_ids
+from paceline.train import instruments, loop
+from paceline.train.assemble import assemble, inspect_machine
+from paceline.train.config import RunConfig
+from paceline.train.instruments import MicroGradients, model_extremes, noise_scale_tokens
+from paceline.train.step import accumulate_gradient
+from train.tiny import losses, run, tiny_config, weights
+
+NAMES = {
+    "gradient_norm",
+    "gradient_variance",
+    "noise_scale_tokens",
+    "largest_logit",
+    "largest_score",
+    "update_ratio_matrices",
+    "update_ratio_embeddings",
+    "update_ratio_head",
+    "update_ratio_scalars",
+}
+
+
+def measured(config: RunConfig, *, every: int = 1) -> RunConfig:
+    return replace(config, metrics=replace(config.metrics, instruments=True, every=every))
+
+
+def extras(folder: Path) -> dict[int, dict[str, Any]]:
+    return {record.step: record.extra for record in read_metrics(folder)[0]}
+
+
+# ---- a measured run
+
+
+def test_a_measured_run_has_the_bits_of_an_unmeasured_one(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "data", steps=6)
+    run(config, tmp_path / "plain")
+    run(measured(config), tmp_path / "measured")
+    assert losses(tmp_path / "plain") == losses(tmp_path / "measured")
+    one, other = weights(tmp_path / "plain"), weights(tmp_path / "measured")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert all(extra == {} for extra in extras(tmp_path / "plain").values())
+    for extra in extras(tmp_path / "measured").values():
+        assert extra.keys() == NAMES
+        assert all(isinstance(value, float) for value in extra.values())
+    last = extras(tmp_path / "measured")[6]
+    assert min(last["gradient_norm"], last["gradient_variance"], last["largest_logit"], last["largest_score"]) > 0
+
+
+def test_one_micro_batch_tells_nothing_about_noise(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "data", steps=2)
+    run(measured(replace(config, batch=replace(config.batch, micro_tokens=None))), tmp_path / "run")
+    for extra in extras(tmp_path / "run").values():
+        assert extra.keys() == NAMES
+        assert extra["gradient_variance"] is extra["noise_scale_tokens"] is None
+
+
+def test_only_recorded_steps_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    plain = instruments.model_extremes
+    monkeypatch.setattr(instruments, "model_extremes", lambda *given: calls.append(given) or plain(*given))
+    run(measured(tiny_config(tmp_path / "data", steps=5), every=3), tmp_path / "run")
+    assert list(extras(tmp_path / "run")) == [3, 5]
+    assert len(calls) == 2
+
+
+class Operations(TorchDispatchMode):
+    """Counts every operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_switched_off_a_step_is_gradient_and_update_and_no_other_operation(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "data")
+    tokens = torch.randint(0, 257, (4, 256), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    batch = DeviceBatch(tokens, tokens.roll(-1).long())
+
+    def trainer(config: RunConfig) -> loop.Trainer:
+        parts = assemble(*inspect_machine(config))
+        return loop.Trainer(parts, None, None, None, None)  # type: ignore[arg-type]
+
+    counts: dict[str, Counter[str]] = {}
+    for name, given in (("off", config), ("on", measured(config))):
+        subject = trainer(given)
+        with Operations() as seen:
+            subject._step(0, batch)
+        counts[name] = seen.count
+    bare = trainer(config)
+    with Operations() as seen:
+        accumulate_gradient(bare.parts.model, batch, bare.window, micro_sequences=2)
+        bare.parts.optimizer.step(lr_scale=1.0, momentum=0.85)
+    assert counts["off"] == seen.count
+    assert counts["on"].total() > counts["off"].total()
+
+
+def test_the_model_does_not_know_of_them(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "data")
+    off, on = (assemble(*inspect_machine(c)).model for c in (config, measured(config)))
+    assert on.plan is off.plan
+    assert on.loss is off.loss
+    assert [name for name, _ in on.named_parameters()] == [name for name, _ in off.named_parameters()]
+
+
+# ---- the figures
+
+
+def following(tokens: Tensor) -> Tensor:
+    return tokens.roll(-1, dims=1)
+
+
+def gradient_of(model: GPT, tokens: Tensor, window: Tensor) -> Tensor:
+    """Gradient of the mean loss as one fp64 vector."""
+    parameters = list(model.parameters())
+    found = torch.autograd.grad(model(tokens, following(tokens), window).mean(), parameters)
+    return torch.cat([grad.flatten().double() for grad in found])
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+def test_norm_and_variance_are_those_of_the_sample_of_micro_batches(micro: int) -> None:
+    """The spread of the g about their mean, divided by n - 1 for the spread and by n for that of the mean."""
+    model = shaken(in_fp32(small("r16-block-mask")))
+    tokens, window = random_tokens(6, 128), torch.tensor(128)
+    each = torch.stack([gradient_of(model, part, window) for part in tokens.split(micro)])
+    count, mean = len(each), each.mean(0)
+    expected = (each - mean).square().sum() / (count - 1) / count
+
+    model.zero_grad()
+    micros = MicroGradients(model.parameters())
+    batch = DeviceBatch(tokens, following(tokens))
+    accumulate_gradient(model, batch, window, micro_sequences=micro, after_each=micros.take)
+    micros.put_back()
+    norm = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
+    assert norm.item() == pytest.approx(mean.norm().item(), rel=1e-4)
+    variance = micros.variance(norm)
+    assert variance is not None
+    assert variance.item() == pytest.approx(expected.item(), rel=1e-3)
+    scale = noise_scale_tokens(norm, variance, tokens.numel())
+    assert scale is not None
+    assert scale.item() == pytest.approx((768 * expected / (mean.square().sum() - expected)).item(), rel=1e-2)
+
+
+def test_equal_micro_batches_have_no_variance() -> None:
+    model = shaken(small("r18-softcap"))
+    tokens, window = random_tokens(1, 128).expand(4, -1), torch.tensor(128)
+    micros = MicroGradients(model.parameters())
+    accumulate_gradient(model, DeviceBatch(tokens, tokens), window, micro_sequences=1, after_each=micros.take)
+    micros.put_back()
+    norm = torch.cat([p.grad.flatten().float() for p in model.parameters() if p.grad is not None]).norm()
+    variance = micros.variance(norm)
+    assert variance is not None
+    assert abs(variance.item()) < 1e-5 * norm.item() ** 2
+
+
+def dense_extremes(model: GPT, tokens: Tensor, window: Tensor) -> tuple[float, float]:
+    """The same by a dense mask, all scores and all logits at once, in fp64."""
+    config = model.config
+    documents = document_ids(tokens, END_OF_TEXT) if config.document_mask else None
+    mask = dense_mask(MaskRule.of(config), documents, tokens.size(1), window)
+    plain, scores = plan_reference(config, documents, tokens.size(1), window), []
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        heads = torch.arange(config.num_heads) // (config.num_heads // config.kv_heads)
+        products = q.double().transpose(1, 2) @ k[:, :, heads].double().permute(0, 2, 3, 1) / config.head_dim**0.5
+        scores.append(products[mask[:, None].expand_as(products)].abs().max().item())
+        return plain(layer, q, k, v)
+
+    with torch.no_grad():
+        x = model.stream(tokens, attend, start=0)
+        uncapped = copy.copy(model)
+        uncapped.config = replace(config, softcap=None)
+        return max(scores), uncapped.head_of(x).abs().max().item()
+
+
+CASES: dict[str, ModelConfig] = {
+    "causal": small("r05-modern-arch"),
+    "tokens": small("r14-value-embed"),
+    "tokens in blocks": small("r15-unet-values"),
+    "blocks": small("r18-softcap"),
+    "grouped heads": replace(small("r18-softcap"), num_kv_heads=2),
+    "documents only": replace(small("r18-softcap"), window=WindowConfig(unit="none")),
+    "short window": replace(small("r18-softcap"), window=WindowConfig(unit="blocks", growth_tokens=0)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_scores_and_logits_are_the_largest_that_count(case: str) -> None:
+    model = shaken(CASES[case])
+    tokens, window = random_tokens(1, 640), torch.tensor(128)
+    score, logit = dense_extremes(model, tokens, window)
+    found = model_extremes(model, DeviceBatch(tokens, tokens), window)
+    assert isinstance(found["largest_score"], Tensor)
+    assert isinstance(found["largest_logit"], Tensor)
+    assert found["largest_score"].item() == pytest.approx(score, rel=1e-5)
+    assert found["largest_logit"].item() == pytest.approx(logit, rel=1e-5)
+
+
+def test_a_score_that_is_masked_does_not_count() -> None:
+    model = shaken(small("r18-softcap"))
+    tokens = random_tokens(1, 640)
+    found = [model_extremes(model, DeviceBatch(tokens, tokens), torch.tensor(w))["largest_score"] for w in (128, 640)]
+    assert found[0] < found[1]  # type: ignore[operator]
+
+
+def test_a_model_without_attention_has_no_score() -> None:
+    model = shaken(replace(small("r18-softcap"), layers_without_attention=tuple(range(12))))
+    tokens = random_tokens(1, 128)
+    assert model_extremes(model, DeviceBatch(tokens, tokens), torch.tensor(128))["largest_score"] is None
