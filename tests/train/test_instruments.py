@@ -20,6 +20,7 @@ from paceline.model.gpt import GPT
 from paceline.model.masks import MaskRule, dense_mask, document_ids
 from paceline.train import instruments, loop
 from paceline.train.assemble import assemble, inspect_machine
+from paceline.train.block_share import block_share
 from paceline.train.config import RunConfig
 from paceline.train.instruments import MicroGradients, model_extremes, noise_scale_tokens
 from paceline.train.step import accumulate_gradient
@@ -228,3 +229,27 @@ def test_a_model_without_attention_has_no_score() -> None:
     model = shaken(replace(small("r18-softcap"), layers_without_attention=tuple(range(12))))
     tokens = random_tokens(1, 128)
     assert model_extremes(model, DeviceBatch(tokens, tokens), torch.tensor(128))["largest_score"] is None
+
+
+# ---- the share of full blocks
+
+
+def test_the_share_of_full_blocks_is_counted_over_the_visited_ones(tmp_path: Path) -> None:
+    config = small("r18-softcap")
+    tokens, window = random_tokens(2, 1024, document_every=300), torch.tensor(384)
+    mask = dense_mask(MaskRule.of(config), document_ids(tokens, END_OF_TEXT), 1024, window)
+    blocks = mask.unflatten(1, (8, 128)).unflatten(3, (8, 128)).transpose(2, 3).flatten(3)
+    full, visited = blocks.all(-1).sum(), blocks.any(-1).sum()
+    found = block_share(config, tokens, window, end_of_text=END_OF_TEXT)
+    assert found is not None
+    assert found.item() == pytest.approx((full / visited).item())
+    assert block_share(small("r05-modern-arch"), tokens, window, end_of_text=END_OF_TEXT) is None
+    assert block_share(small("r14-value-embed"), tokens[:, :1000], window, end_of_text=END_OF_TEXT) is None
+
+
+def test_every_validation_of_a_masked_preset_tells_it(tmp_path: Path) -> None:
+    run(tiny_config(tmp_path / "data", steps=8), tmp_path / "run")
+    shares = [record.extra["full_block_share"] for record in read_metrics(tmp_path / "run")[1]]
+    assert shares[0] == 0.0  # one block a window: its diagonal is partial
+    assert len(shares) == 3
+    assert all(0.0 <= share < 1.0 for share in shares)

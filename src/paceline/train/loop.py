@@ -24,6 +24,7 @@ from paceline.metrics.records import EvalRecord, StepRecord
 from paceline.metrics.sinks import JsonlSink, Sink
 from paceline.optim.schedules import cooldown_steps_of, lr_scale, muon_momentum
 from paceline.train.assemble import Parts
+from paceline.train.block_share import block_share
 from paceline.train.instruments import measured_step
 from paceline.train.recorder import Recorder, Values
 from paceline.train.step import accumulate_gradient
@@ -97,6 +98,7 @@ class Trainer:
             tokenizer = self.parts.tokenizer
             token_bytes = None if tokenizer is None else tokenizer.token_byte_lengths()
             result = validate(self.parts.forward, self._validation_batches(), self.window, token_bytes)
+            extra = self._mask_facts()
         record = EvalRecord(
             step=step,
             val_loss=result.loss,
@@ -105,6 +107,7 @@ class Trainer:
             train_s=self.meter.train_s,
             wall_s=self.meter.wall_s,
             window_tokens=self.window_at(step),
+            extra=extra,
         )
         self.evaluations.append(record)
         self.sink.evaluation(record)
@@ -115,6 +118,12 @@ class Trainer:
         return validation_batches(
             self.parts.data.val, c.batch.sequence_tokens, c.evaluate.tokens, c.batch.micro_sequences
         )
+
+    def _mask_facts(self) -> dict[str, float]:
+        """What the mask of the first validation batch looks like at this window."""
+        tokens = torch.from_numpy(next(self._validation_batches()).tokens).to(self.window.device)
+        share = block_share(self.config.model, tokens, self.window, end_of_text=self.config.data.end_of_text)
+        return {} if share is None else {"full_block_share": float(share)}
 
     def save(self, step: int) -> None:
         with self.meter.paused():
