@@ -3,6 +3,7 @@
 What the machine cannot do is settled here, once, and said: the resolved config is what the run really does.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -107,6 +108,8 @@ def set_global_switches(config: RunConfig) -> None:
     if train.threads is not None:
         torch.set_num_threads(train.threads)
     torch.use_deterministic_algorithms(train.deterministic)
+    if train.deterministic:  # cuBLAS reads it at its first product; torch refuses products without it
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if train.compile:
         torch._inductor.config.coordinate_descent_tuning = train.coordinate_descent
     if train.expandable_segments and torch.cuda.is_available():
