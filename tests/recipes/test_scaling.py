@@ -60,6 +60,12 @@ def test_every_window_of_the_schedule_occurs_at_a_sixteenth(name: str) -> None:
     assert small.batch.sequence_tokens > max(windows), "the widest window is narrower than the sequence"
 
 
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_windowed_record_keeps_sixteen_blocks_at_any_scale(name: str) -> None:
+    for scale in (1 / 16, 1 / 64, 1 / 1000):
+        assert scaled(preset(name), scale).batch.sequence_tokens == 2048
+
+
 def sizes(config: RunConfig) -> dict[str, int]:
     names = ("steps", "model.width", "model.head_dim", "model.vocab_size", "batch.tokens", "batch.sequence_tokens")
     leaves = dict(flatten(config))
