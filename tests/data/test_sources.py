@@ -189,8 +189,9 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: py
 def test_inputs_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no \.txt, .* files there"):
         find_sources([str(tmp_path)], "text")
-    with pytest.raises(DataError, match=r"none\.txt: cannot be read"):
+    with pytest.raises(DataError, match=r"none\.txt: does not exist"):
         find_sources([str(tmp_path / "none.txt")], "text")
+    (tmp_path / "x.doc").touch()
     with pytest.raises(DataError, match=r"x\.doc: not a kind of file"):
         find_sources([str(tmp_path / "x.doc")], "text")
 

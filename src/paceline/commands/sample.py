@@ -37,9 +37,7 @@ def sample(argv: Sequence[str]) -> int:
     from paceline.evaluate.load import load_run
 
     prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
-    print(prompt, end="", flush=True)
     _write(load_run(arguments.run), prompt, arguments)
-    print()
     return 0
 
 
@@ -49,7 +47,10 @@ def _write(run: "LoadedRun", prompt: str, arguments: SampleArgs) -> None:
     pieces = text_stream(
         run.model, run.tokenizer, prompt, arguments.sampling, window=run.window, new_tokens=arguments.tokens
     )
+    first = next(pieces, "")  # before the echo, so that a prompt that is too long is answered with one line alone
     if not arguments.stream:
-        pieces = iter(["".join(pieces)])
+        first += "".join(pieces)
+    print(prompt + first, end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)
+    print()

@@ -78,6 +78,8 @@ def _search_folder(folder: Path) -> list[Source]:
 
 
 def _file_source(path: Path, name: str) -> Source:
+    if not path.exists():
+        raise DataError(f"{path}: does not exist; name a file, a folder, or - for standard input")
     kind = _kind_of(path)
     if kind is None:
         raise DataError(f"{path}: not a kind of file that can be read; use {', '.join(KINDS)}")
