@@ -32,9 +32,9 @@ def with_steps(config: RunConfig, steps: int) -> RunConfig:
 
 def parse_scale(text: str) -> float:
     """A share such as 0.25 or 1/16."""
-    above, _, below = text.partition("/")
+    above, slash, below = text.partition("/")
     try:
-        scale = float(above) / (float(below) if below else 1.0)
+        scale = float(above) / (float(below) if slash else 1.0)
     except (ValueError, ZeroDivisionError):
         scale = 0.0
     if not 0.0 < scale <= 1.0:
