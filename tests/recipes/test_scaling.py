@@ -105,7 +105,7 @@ def test_a_scale_is_a_number_or_a_fraction(text: str, share: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["0", "-1", "2", "17/16", "1/0", "1/2/3", "/2", "half", "", "nan", "inf", "1/nan", "1/-2"]
+    "text", ["0", "-1", "2", "17/16", "1/0", "1/", "1/2/3", "/2", "half", "", "nan", "inf", "1/nan", "1/-2"]
 )
 def test_any_other_scale_is_refused_with_the_flag_and_a_way_out(text: str) -> None:
     with pytest.raises(ConfigError, match=r"--scale .* is not in \(0, 1\]; write it as 0.25 or 1/16"):
