@@ -34,7 +34,7 @@ def demo() -> RunConfig:
             value_ends=1,
             softcap=15.0,
             document_mask=True,
-            window=WindowConfig(unit="blocks", start_tokens=128, growth_tokens=384),  # the whole sequence from a third on
+            window=WindowConfig(unit="blocks", start_tokens=128, growth_tokens=384),  # all of it from a third on
         ),
         data=DataConfig(tokenizer="bpe-2048", end_of_text=0, order="shuffled"),
         batch=BatchConfig(tokens=2048, sequence_tokens=256),
