@@ -39,9 +39,9 @@ def write_run(
     **card_values: Any,
 ) -> Path:
     """A run of the demo preset; `done` short of `steps` leaves it unfinished."""
-    demo = preset("demo")
+    demo = dataclasses.replace(preset("demo"), steps=steps)
     model = dataclasses.replace(demo.model, softcap=30.0) if seed else demo.model
-    config = dataclasses.replace(demo, steps=steps, seed=seed, model=model)
+    config = dataclasses.replace(demo, seed=seed, model=model)
     done = steps if done is None else done
     evals = write_metrics(folder, config, done=done, floor=floor)
     write_json(folder / "config.json", to_dict(config))
