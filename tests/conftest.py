@@ -1,6 +1,11 @@
 """Settings of the whole suite."""
 
 import contextlib
+import os
+
+from paceline.cli import SPINS
+
+os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # as the command line does, before any test imports torch
 
 with contextlib.suppress(ImportError):  # the tests for a GPU run on machines without hypothesis, too
     from hypothesis import settings
