@@ -15,7 +15,7 @@ from paceline.core.errors import PacelineError, UserError
 
 SPINS = "5000"
 """How often a thread of torch's CPU kernels looks for work before it sleeps. By default it spins for milliseconds at
-every barrier, and one other busy process makes a step twenty times slower; sleeping sooner costs about 3 % when alone."""
+every barrier, and one other busy process makes a step many times slower; sleeping sooner costs 3 % when alone."""
 
 
 @dataclass(frozen=True)

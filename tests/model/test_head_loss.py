@@ -17,6 +17,12 @@ BOTH = pytest.mark.parametrize("loss", HEAD_LOSSES.values(), ids=HEAD_LOSSES.key
 CAPS = pytest.mark.parametrize("cap", [None, 15.0, 2.0])
 
 
+@pytest.fixture(autouse=True)
+def _chunks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that chunks small enough for a test occur."""
+    monkeypatch.setattr(kernel, "MIN_CHUNK_TOKENS", 1)
+
+
 def inputs(tokens: int, *, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(tokens)
     x = torch.randn(tokens, WIDTH, generator=generator).to(dtype).requires_grad_()
@@ -98,6 +104,16 @@ def test_a_head_wider_than_a_chunk_goes_token_by_token(monkeypatch: pytest.Monke
     monkeypatch.setattr(kernel, "CHUNK_LOGITS", 1)
     x, weight, targets = inputs(5)
     assert_close(head_loss_by_chunks(x, weight, targets, None), head_loss(x, weight, targets, None))
+
+
+def test_a_large_vocabulary_does_not_thin_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    capped = kernel._capped
+    monkeypatch.setattr(kernel, "_capped", lambda logits, cap: (sizes.append(len(logits)), capped(logits, cap))[1])
+    monkeypatch.setattr(kernel, "CHUNK_LOGITS", 1)
+    monkeypatch.setattr(kernel, "MIN_CHUNK_TOKENS", 8)
+    head_loss_by_chunks(*inputs(23), None)
+    assert sizes == [8, 8, 7]
 
 
 def test_padding_rows_take_part_in_the_softmax() -> None:

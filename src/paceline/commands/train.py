@@ -1,5 +1,6 @@
 """`paceline train`. torch is imported only once a run really starts."""
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -128,8 +129,9 @@ def base_config(argv: Sequence[str]) -> RunConfig:
     config = preset(argv[0] if argv and not argv[0].startswith("-") else "demo")
     if (scale := _value_of("--scale", argv)) is not None:
         config = scaled(config, parse_scale(scale))
-    if (steps := _value_of("--steps", argv)) is not None and steps.isdigit() and int(steps) > 0:
-        config = with_steps(config, int(steps))
+    with contextlib.suppress(ValueError):  # not a number: the parser will say so
+        if (steps := int(_value_of("--steps", argv) or 0)) > 0:
+            config = with_steps(config, steps)
     return config
 
 

@@ -179,11 +179,14 @@ def reference_attention() -> Verdict:
     return Verdict(name="reference", usable=True, reason="plain PyTorch, on any device; it defines the result")
 
 
-def choose_attention(requested: str, device: str) -> Choice:
-    """The back end for `--attention.backend`: auto, reference or flex. A named one that is missing is refused."""
+def choose_attention(requested: str, device: str, *, compiled: bool = True) -> Choice:
+    """The back end for `--attention.backend`: auto, reference or flex. A named one that is missing is refused.
+    Uncompiled, FlexAttention holds all T² scores, so `auto` takes it only for compiled runs."""
     if requested == "reference":
         return Choice(name="reference", reason="asked for by --attention.backend reference")
     flex = flex_attention(device)
+    if requested == "auto" and flex.usable and not compiled:
+        return Choice(name="reference", reason="FlexAttention pays only in compiled code; see --train.compile")
     if flex.usable:
         return Choice(name="flex", reason=flex.reason)
     if requested == "flex":

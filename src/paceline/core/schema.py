@@ -69,7 +69,7 @@ def _typed(hint: Any, value: Any, at: str) -> Any:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{at}: expected a list, got {_show(value)}")
         return tuple(_typed(arguments[0], item, f"{at}[{index}]") for index, item in enumerate(value))
-    if hint is float and type(value) is int:
+    if hint is float and type(value) is int and abs(value) < 2**63:  # beyond that an int is no number we write
         return float(value)
     if type(value) is (type(None) if hint is None else hint):
         return value

@@ -36,7 +36,9 @@ class DataConfig:
     def __post_init__(self) -> None:
         known = self.tokenizer in ("gpt2", "bytes")
         size = self.tokenizer.removeprefix("bpe-")
-        if not known and not (self.tokenizer.startswith("bpe-") and size.isdigit() and 257 <= int(size) <= 65_535):
+        if not known and not (
+            self.tokenizer.startswith("bpe-") and size.isascii() and size.isdigit() and 257 <= int(size) <= 65_535
+        ):
             raise ConfigError(
                 f"--data.tokenizer {self.tokenizer}: not a tokenizer; use gpt2, bytes or bpe-N with 257 <= N <= 65535"
             )

@@ -10,6 +10,8 @@ from torch import Tensor
 
 CHUNK_LOGITS = 1 << 19
 """Logits of one chunk: 2 MB of fp32."""
+MIN_CHUNK_TOKENS = 256
+"""But never fewer tokens than this, or a large vocabulary would leave products too thin."""
 
 
 def head_loss_chunked(x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, ignore: int) -> Tensor:
@@ -27,7 +29,7 @@ def _capped(logits: Tensor, cap: float | None) -> Tensor:
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, ignore: int) -> Tensor:  # type: ignore[no-untyped-def]  # noqa: ANN001
-        rows = max(1, CHUNK_LOGITS // weight.size(0))
+        rows = max(MIN_CHUNK_TOKENS, CHUNK_LOGITS // weight.size(0))
         counted = targets != ignore
         safe = targets.where(counted, 0)
         log_sums, chosen = [], []

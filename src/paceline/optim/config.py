@@ -4,10 +4,18 @@ Parameter classes: `matrices` (2-D weights inside blocks), `embeddings` (token a
 A tied head counts as an embedding.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.core.errors import ConfigError
+
+
+def check_rates(flag: str, config: object, names: tuple[str, ...]) -> None:
+    """Rates and decays are finite and not negative."""
+    for name in names:
+        if not 0 <= (value := getattr(config, name)) < math.inf:
+            raise ConfigError(f"{flag}.{name.replace('_', '-')} {value} must be a number of at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +49,7 @@ class MuonConfig:
         for name in ("momentum", "momentum_start"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(f"--optim.muon.{name.replace('_', '-')} {getattr(self, name)} is outside [0, 1)")
+        check_rates("--optim.muon", self, ("lr", "weight_decay", "momentum_warmup_steps"))
         if self.ns_steps < 1:
             raise ConfigError(f"--optim.muon.ns-steps {self.ns_steps} must be at least 1; the records use 5")
 
@@ -69,7 +78,8 @@ class AdamConfig:
         for name in ("beta1", "beta2"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(f"--optim.adam.{name} {getattr(self, name)} is outside [0, 1)")
-        if self.eps <= 0:
+        check_rates("--optim.adam", self, ("embedding_lr", "head_lr", "scalar_lr", "matrix_lr", "weight_decay"))
+        if not self.eps > 0:
             raise ConfigError(f"--optim.adam.eps {self.eps} must be positive")
 
 

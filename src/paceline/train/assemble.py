@@ -55,7 +55,7 @@ class Parts:
 def inspect_machine(config: RunConfig) -> tuple[RunConfig, Machine]:
     """The config as this machine can carry it out, and the machine. Nothing is allocated."""
     device = choose_device(config.train.device)
-    attention = choose_attention(config.attention.backend, device.name)
+    attention = choose_attention(config.attention.backend, device.name, compiled=config.train.compile)
     wanted = config.model.precision.compute
     products = choose_products(wanted, device.name)
     head = choose_head(config.head.backend, compiled=config.train.compile)

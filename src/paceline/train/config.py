@@ -44,6 +44,12 @@ class TrainConfig:
     threads: int | None = None
     """CPU threads; None: all cores. The last bits of a CPU run depend on it."""
 
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"--train.threads {self.threads} must be at least 1; None takes all cores")
+        if self.free_steps < 0:
+            raise ConfigError(f"--train.free-steps {self.free_steps} is negative; 0 times every step")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:

@@ -1,0 +1,32 @@
+"""Settings of loop, records and rates that cannot work are refused with their flag."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from paceline.core.errors import ConfigError
+from paceline.metrics.config import MetricsConfig
+from paceline.optim.config import AdamConfig, MuonConfig
+from paceline.train.config import TrainConfig
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "value"),
+    [
+        (MetricsConfig(), "every", 0),
+        (TrainConfig(), "threads", 0),
+        (TrainConfig(), "free_steps", -1),
+        (MuonConfig(), "lr", -0.1),
+        (MuonConfig(), "lr", math.nan),
+        (MuonConfig(), "weight_decay", math.inf),
+        (MuonConfig(), "momentum_warmup_steps", -1),
+        (AdamConfig(), "embedding_lr", -1.0),
+        (AdamConfig(), "head_lr", math.nan),
+        (AdamConfig(), "weight_decay", -0.1),
+        (AdamConfig(), "eps", math.nan),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_with_its_flag(config: object, field: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=field.replace("_", "-")):
+        replace(config, **{field: value})  # type: ignore[type-var]
