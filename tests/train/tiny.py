@@ -41,18 +41,18 @@ def tiny_config(folder: Path, **changes: object) -> RunConfig:
 
 
 def narrow_record(name: str, folder: Path, *, steps: int) -> RunConfig:
-    """A record with all its layers, rules and formats, with heads of 8 dimensions, on shards in `folder`. Unlike
-    the demo, a record never changes."""
+    """A record with all its layers, rules and formats at a width of 48, on shards in `folder`. Unlike the demo, a
+    record never changes."""
     write_text_shards(folder)
     record = with_steps(preset(name), steps)
-    width = 8 * record.model.num_heads
+    model = replace(record.model, vocab_size=257, width=48, head_dim=48 // record.model.num_heads)
     return replace(
         record,
-        model=replace(record.model, vocab_size=257, width=width, head_dim=8),
+        model=model,
         data=DataConfig(dir=str(folder), tokenizer="bytes", end_of_text=256, order="shuffled"),
-        batch=BatchConfig(tokens=512, sequence_tokens=256, micro_tokens=256),
+        batch=BatchConfig(tokens=256, sequence_tokens=128),
         train=TrainConfig(device="cpu", free_steps=2),
-        evaluate=EvaluateConfig(every=None, tokens=256),
+        evaluate=EvaluateConfig(every=None, tokens=128),
     )
 
 
