@@ -1,0 +1,96 @@
+"""Compiled, a preset is one graph without breaks for all windows of its schedule, and another for validation."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.backends.registry import lookup_backend
+from torch._dynamo.utils import counters
+
+from paceline.data.config import BatchConfig
+from paceline.metrics.records import read_metrics
+from paceline.model import attention
+from paceline.recipes.presets import PRESETS
+from paceline.train.config import RunConfig
+from train.tiny import losses, narrow_record, run
+
+RECORDS = [name for name in PRESETS if name != "demo"]
+STEPS = 16
+"""As many as there are windows, and two more."""
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each graph of a model that torch.compile makes from now on, whether it is for training. No kernels are
+    generated; the optimizer's compilation is left out."""
+    made: list[bool] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        made.append(torch.is_grad_enabled())
+        compiled: Callable[..., Any] = lookup_backend("aot_eager")(graph, inputs)
+        return compiled
+
+    plain = torch.compile
+
+    def compile_model(target: Any, **options: Any) -> Any:
+        return plain(target, backend=backend, **options) if isinstance(target, nn.Module) else target
+
+    monkeypatch.setattr(torch, "compile", compile_model)
+    torch._dynamo.reset()
+    counters.clear()
+    return made
+
+
+def compiled(config: RunConfig) -> RunConfig:
+    return replace(config, train=replace(config.train, compile=True))
+
+
+def check(config: RunConfig, folder: Path, graphs: list[bool]) -> None:
+    run(compiled(config), folder)
+    assert sorted(graphs) == [False, True]
+    assert not counters["graph_break"]
+    window = config.model.window
+    seen = {record.window_tokens for record in read_metrics(folder)[0]}
+    assert seen == ({None} if window.unit == "none" else {window.tokens_at(step, STEPS) for step in range(STEPS)})
+    assert window.unit == "none" or len(seen) > 10
+
+
+def shallow(config: RunConfig) -> RunConfig:
+    """A third of the blocks, and of the time to compile, with every kind of block still there."""
+    missing = (2,) if config.model.layers_without_attention else ()
+    model = replace(config.model, num_layers=4, value_ends=1, layers_without_attention=missing)
+    return replace(config, model=model)
+
+
+@pytest.mark.parametrize("name", ["r05-modern-arch", "r18-softcap"])
+def test_two_shallow_presets_train_as_one_graph(name: str, tmp_path: Path, graphs: list[bool]) -> None:
+    config = shallow(narrow_record(name, tmp_path / "data", steps=STEPS))
+    check(config, tmp_path / "compiled", graphs)
+    run(config, tmp_path / "plain")
+    assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECORDS)
+def test_every_preset_trains_as_one_graph(name: str, tmp_path: Path, graphs: list[bool]) -> None:
+    check(narrow_record(name, tmp_path / "data", steps=STEPS), tmp_path / "run", graphs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["r14-value-embed", "r18-softcap"])
+def test_attention_by_chunks_is_one_graph_too(
+    name: str, tmp_path: Path, graphs: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the reference goes at a record's real length: here a sequence is just longer than the widest window."""
+    monkeypatch.setattr(attention, "DENSE_LIMIT_TOKENS", 0)
+    used: list[int] = []
+    plain = attention.attend_chunked
+    monkeypatch.setattr(attention, "attend_chunked", lambda *a, **k: used.append(1) or plain(*a, **k))
+    config = shallow(narrow_record(name, tmp_path / "data", steps=STEPS))
+    batch, evaluate = BatchConfig(tokens=2560, sequence_tokens=2560), replace(config.evaluate, tokens=2560)
+    check(replace(config, batch=batch, evaluate=evaluate), tmp_path / "run", graphs)
+    assert used
