@@ -61,7 +61,8 @@ def test_a_measured_run_has_the_bits_of_an_unmeasured_one(tmp_path: Path) -> Non
     for extra in extras(tmp_path / "measured").values():
         assert extra.keys() == NAMES
         assert all(isinstance(value, float) for value in extra.values())
-    last = extras(tmp_path / "measured")[6]
+    first, last = (extras(tmp_path / "measured")[step] for step in (1, 6))
+    assert first["largest_logit"] == 0.0  # a head of zeros, as the loss of the first step sees it
     assert min(last["gradient_norm"], last["gradient_variance"], last["largest_logit"], last["largest_score"]) > 0
 
 

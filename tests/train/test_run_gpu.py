@@ -1,0 +1,53 @@
+"""Flags whose point is a GPU, on one. Their CPU twins are in test_deterministic.py, test_recompute.py and
+test_instruments.py."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.metrics.records import read_metrics
+from paceline.train.config import RunConfig
+from train.tiny import losses, narrow_record, run, weights
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def on_gpu(folder: Path, *, compiled: bool, steps: int = 8) -> RunConfig:
+    config = narrow_record("r18-softcap", folder / "data", steps=steps)
+    return replace(config, train=replace(config.train, device="cuda", compile=compiled))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_deterministic_run_repeats_to_the_last_bit(compiled: bool, tmp_path: Path) -> None:
+    config = on_gpu(tmp_path, compiled=compiled)
+    for name in ("a", "b"):
+        run(replace(config, train=replace(config.train, deterministic=True)), tmp_path / name)
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+    one, other = weights(tmp_path / "a"), weights(tmp_path / "b")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_recomputing_needs_less_memory(compiled: bool, tmp_path: Path) -> None:
+    config = on_gpu(tmp_path, compiled=compiled, steps=2)
+    wide = replace(config.model, width=768, head_dim=128)
+    peaks = {}
+    for recompute in (False, True):
+        torch.cuda.reset_peak_memory_stats()
+        given = replace(config, model=wide, train=replace(config.train, recompute=recompute))
+        peaks[recompute] = run(given, tmp_path / str(recompute)).card.peak_bytes
+    assert losses(tmp_path / "True") == pytest.approx(losses(tmp_path / "False"), rel=1e-2)
+    assert peaks[True] < peaks[False]
+
+
+def test_instruments_tell_the_memory(tmp_path: Path) -> None:
+    config = on_gpu(tmp_path, compiled=False)
+    run(replace(config, metrics=replace(config.metrics, instruments=True)), tmp_path / "run")
+    for record in read_metrics(tmp_path / "run")[0]:
+        assert 0 < record.extra["allocated_bytes"] <= record.extra["reserved_bytes"]
+        assert record.extra["largest_score"] > 0
