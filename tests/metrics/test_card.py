@@ -64,7 +64,7 @@ def test_the_file_has_the_promised_keys_while_the_run_is_young(tmp_path: Path) -
 
 def test_a_diff_names_only_what_changed() -> None:
     rows = {row.field: (row.before, row.after) for row in finished_card().diff}
-    assert rows == {"steps": (500, 100), "model.layers_without_attention": ([], [1, -1])}
+    assert rows == {"steps": (preset("demo").steps, 100), "model.layers_without_attention": ([], [1, -1])}
 
 
 def test_a_diverged_run_still_has_a_card(tmp_path: Path) -> None:
