@@ -13,7 +13,7 @@ from paceline.train.config import RunConfig
 from train.tiny import losses, run
 
 RECORDS = [name for name in PRESETS if name != "demo"]
-SAMPLE = ["r05-modern-arch", "r18-softcap"]
+SAMPLE = ("r18-softcap",)
 
 
 def short(name: str, steps: int, *, tokens: int | None = None) -> RunConfig:
@@ -35,7 +35,7 @@ def train_twice(config: RunConfig, folder: Path) -> list[float]:
 
 @pytest.mark.usefixtures("builtin_text")
 @pytest.mark.parametrize("name", SAMPLE)
-def test_six_steps_of_two_presets_repeat_and_learn(name: str, tmp_path: Path) -> None:
+def test_six_steps_of_a_preset_repeat_and_learn(name: str, tmp_path: Path) -> None:
     found = train_twice(short(name, 6, tokens=1024), tmp_path)
     assert len(found) == 6
     assert found[-1] < found[0] - 0.5

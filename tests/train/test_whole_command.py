@@ -94,12 +94,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint(copied: Path, capfd: 
     assert "no usable checkpoint (none was saved yet)" in mistake(capfd, str(copied))
 
 
-LACKING = pytest.mark.xfail(strict=True, raises=KeyError, reason="loading takes the keys of config.json for granted")
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", pytest.param("{}", marks=LACKING), pytest.param('{"model": {}}', marks=LACKING)]
-)
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"model": {}}'])
 def test_a_config_that_is_half_written(text: str, copied: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (copied / "config.json").write_text(text)
     assert "config" in mistake(capfd, str(copied))
