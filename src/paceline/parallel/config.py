@@ -1,4 +1,7 @@
-"""How a step is carried out by several processes. No torch."""
+"""How a step is carried out by several processes. No torch.
+
+So far a run is one process: these fields are part of the records' diffs and take effect once there are several.
+"""
 
 from dataclasses import dataclass
 
