@@ -12,7 +12,7 @@ from model import plain
 from model.small import END_OF_TEXT, RECORDS, in_fp32, random_tokens, shaken, small
 from paceline.metrics.flops import parameter_counts
 from paceline.model.block import relu_squared
-from paceline.model.config import ModelConfig
+from paceline.model.config import ModelConfig, RotaryConfig
 from paceline.model.gpt import GPT
 from paceline.model.loss import cap_logits
 from paceline.model.norm import rms_norm
@@ -63,6 +63,42 @@ def test_maps_at_another_depth_are_resolved_from_both_ends(layers: int) -> None:
     assert sparse == (0, *(None,) * (layers - 2), 0)
 
 
+@pytest.mark.parametrize("storage", ["tables", "chunks"])
+@pytest.mark.parametrize(
+    ("path", "missing", "map_of_layers"),
+    [
+        ("layerwise", (1,), (0, None, 2, 3)),
+        ("layerwise", (-1,), (0, 1, 2, None)),
+        ("mirrored", (1,), (0, None, 1, 0)),  # layer 2 still has the table that layer 1 shared with it
+        ("mirrored", (0, 3), (None, 1, 1, None)),
+        ("sparse", (0, 2), (None, 1, None, 1)),
+        ("layerwise", (0, 1, 2, 3), (None,) * 4),
+    ],
+)
+def test_a_value_table_exists_where_an_attention_asks_for_it_and_is_trained(
+    path: str, missing: tuple[int, ...], map_of_layers: tuple[int | None, ...], storage: str
+) -> None:
+    every = ModelConfig(vocab_size=300, width=16, num_layers=4, num_heads=2, head_dim=8, value_path=path, value_ends=2,
+                        value_storage=storage, rotary=RotaryConfig(max_tokens=256))  # type: ignore[arg-type]  # fmt: skip
+    config = replace(every, layers_without_attention=missing)
+    assert config.value_table_of_layer == map_of_layers
+    model = shaken(config)
+    assert sum(p.numel() for p in model.parameters()) == parameter_counts(config)["total"]
+    model(TOKENS, TOKENS.roll(-1), WINDOW).mean().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert all(float(part.abs().max()) > 0 for part in parameter.grad.split(config.kv_width, dim=-1)), name
+
+
+def test_a_table_that_is_not_there_leaves_the_start_of_the_others_as_it_was() -> None:
+    config = replace(small("r14-value-embed"), value_storage="tables")
+    whole = dict(built(config).named_parameters())
+    without = dict(built(replace(config, layers_without_attention=(3,))).named_parameters())
+    gone = {name for name in whole if name.startswith("blocks.3.attention.")} | {"embeddings.values.3"}
+    assert list(without) == [name for name in whole if name not in gone]
+    assert all(torch.equal(parameter, whole[name]) for name, parameter in without.items())
+
+
 @pytest.mark.parametrize("name", ["r14-value-embed", "r15-unet-values"])
 def test_chunks_of_one_matrix_are_tables_under_another_name(name: str) -> None:
     """Records 15 and 16 are one function: the same values and the same gradients."""
@@ -76,7 +112,7 @@ def test_chunks_of_one_matrix_are_tables_under_another_name(name: str) -> None:
     assert torch.equal(*losses)
     for loss in losses:
         loss.mean().backward()
-    separate = torch.cat([table.grad for table in tables.embeddings.values], dim=1)
+    separate = torch.cat([table.grad for table in tables.embeddings.values.values()], dim=1)
     assert_close(chunks.embeddings.value_chunks.grad, separate, rtol=1e-5, atol=1e-8)
 
 
@@ -105,7 +141,7 @@ def test_a_row_of_a_mirrored_table_gets_the_gradients_of_both_its_layers() -> No
         model(TOKENS, TOKENS, WINDOW).mean().backward()
         for hook in hooks:
             hook.remove()
-        grad = model.embeddings.values[4].grad
+        grad = model.embeddings.values["4"].grad
         assert grad is not None
         return grad
 

@@ -162,7 +162,8 @@ class ModelConfig:
     value_storage: Literal["tables", "chunks"] = "tables"
     """One table per lookup, or all of them side by side in one wide matrix. The function is the same."""
     layers_without_attention: tuple[int, ...] = ()
-    """Blocks that have no attention sub-layer; their MLP, scalars and skips stay. Negative: from the end."""
+    """Blocks that have no attention sub-layer, nor a value table of their own; their MLP, scalars and skips stay.
+    Negative: from the end."""
     softcap: float | None = None
     """Logits become c * tanh(logits / c)."""
     document_mask: bool = False
@@ -266,7 +267,14 @@ class ModelConfig:
 
     @property
     def value_table_of_layer(self) -> tuple[int | None, ...]:
-        """For each layer the value table that it looks up, or None."""
+        """For each layer the value table that it looks up, or None. Without attention there are no values to mix with,
+        so such a layer has none."""
+        return tuple(
+            None if layer in self.attentionless else table for layer, table in enumerate(self._value_pattern())
+        )
+
+    def _value_pattern(self) -> tuple[int | None, ...]:
+        """The tables of the value path by layer, as if all layers had attention."""
         layers = self.num_layers
         if self.value_path == "layerwise":
             return tuple(range(layers))
@@ -278,5 +286,11 @@ class ModelConfig:
         return (None,) * layers
 
     @property
+    def value_tables(self) -> tuple[int, ...]:
+        """The tables that some layer looks up, ascending. One that no layer asks for does not exist, and the others
+        keep their numbers, hence their names and their start."""
+        return tuple(sorted({table for table in self.value_table_of_layer if table is not None}))
+
+    @property
     def num_value_tables(self) -> int:
-        return len({table for table in self.value_table_of_layer if table is not None})
+        return len(self.value_tables)

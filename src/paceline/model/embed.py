@@ -14,12 +14,13 @@ class Embeddings(nn.Module):
         self.config = config
         rows, dtype = config.embedding_rows, torch_dtype(config.precision.embeddings)
         self.token = nn.Parameter(torch.empty(rows, config.width, dtype=dtype))
-        tables = config.num_value_tables
+        tables = config.value_tables
         if tables and config.value_storage == "chunks":
-            self.value_chunks = nn.Parameter(torch.empty(rows, tables * config.kv_width, dtype=dtype))
+            self.value_chunks = nn.Parameter(torch.empty(rows, len(tables) * config.kv_width, dtype=dtype))
         elif tables:
-            shape = (rows, config.kv_width)
-            self.values = nn.ParameterList(torch.empty(shape, dtype=dtype) for _ in range(tables))
+            self.values = nn.ParameterDict()
+            for table in tables:  # one by one: given all at once, it would put 10 before 2
+                self.values[str(table)] = nn.Parameter(torch.empty(rows, config.kv_width, dtype=dtype))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) -> (B, T, width) in the format of the residual stream."""
@@ -30,8 +31,9 @@ class Embeddings(nn.Module):
         """(B, T) -> (B, T, H_kv, D): rows of one value table, looked up when its first layer asks."""
         c = self.config
         if c.value_storage == "chunks":
-            weight = self.value_chunks[:, table * c.kv_width : (table + 1) * c.kv_width]
+            chunk = c.value_tables.index(table)
+            weight = self.value_chunks[:, chunk * c.kv_width : (chunk + 1) * c.kv_width]
         else:
-            weight = self.values[table]
+            weight = self.values[str(table)]
         rows = F.embedding(tokens, weight).to(torch_dtype(c.precision.compute))
         return rows.view(*tokens.shape, c.kv_heads, c.head_dim)
