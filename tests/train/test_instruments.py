@@ -108,7 +108,7 @@ def test_switched_off_a_step_is_gradient_and_update_and_no_other_operation(tmp_p
     for name, given in (("off", config), ("on", measured(config))):
         subject = trainer(given)
         with Operations() as seen:
-            subject._step(0, batch)
+            subject.take_step(0, batch)
         counts[name] = seen.count
     bare = trainer(config)
     with Operations() as seen:

@@ -127,6 +127,15 @@ def test_a_stopped_and_resumed_run_is_the_uninterrupted_run(
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_launches_of_so_many_steps_each_make_the_uninterrupted_run(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "data", steps=7)
+    run(config, tmp_path / "whole")
+    slices = replace(config, train=replace(config.train, stop_after=3))
+    ends = [run(slices, tmp_path / "cut").card, *(resume_run(slices, RunFolder(tmp_path / "cut")).card for _ in "12")]
+    assert [(card.steps_done, card.finished) for card in ends] == [(3, False), (6, False), (7, True)]
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+
+
 def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tiny_config(tmp_path / "data")
     run(config, tmp_path / "run")

@@ -43,12 +43,17 @@ class TrainConfig:
     """Let the CUDA allocator grow its segments, which leaves fewer holes."""
     threads: int | None = None
     """CPU threads; None: all cores. The last bits of a CPU run depend on it."""
+    stop_after: int | None = None
+    """End this launch well after so many steps and leave the schedule alone; --resume goes on with as many again, or to
+    the end with --train.stop-after None."""
 
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"--train.threads {self.threads} must be at least 1; None takes all cores")
         if self.free_steps < 0:
             raise ConfigError(f"--train.free-steps {self.free_steps} is negative; 0 times every step")
+        if self.stop_after is not None and self.stop_after < 1:
+            raise ConfigError(f"--train.stop-after {self.stop_after} must be at least 1; None runs to the end")
 
 
 @dataclass(frozen=True, kw_only=True)

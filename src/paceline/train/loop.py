@@ -64,15 +64,15 @@ class Trainer:
         self.window = torch.zeros((), dtype=torch.int32, device=parts.machine.device)
 
     def run(self, stop: StopRequest, on_evaluation: Callable[[EvalRecord], None]) -> Outcome:
-        data = self._feed()
+        data = self.training_batches()
         for step in range(self.start, self.config.steps + 1):
             self.meter.begin_step(step)
             self.window.fill_(self.window_at(step) or 0)
             if self._evaluation_due(step) and not stop:
                 on_evaluation(self.evaluate(step))
-            if step == self.config.steps or stop:
+            if step == self.config.steps or stop or step - self.start == self.config.train.stop_after:
                 break
-            values = self._step(step, next(data))
+            values = self.take_step(step, next(data))
             self.meter.end_step()
             if self._record_due(step + 1):
                 self._record(step, values)
@@ -137,7 +137,7 @@ class Trainer:
             checkpoint = store.Checkpoint(step, model, self.parts.optimizer.state_dict(), state)
             store.save(self.folder, checkpoint, keep=self.config.checkpoint.keep)
 
-    def _feed(self) -> Iterator[DeviceBatch]:
+    def training_batches(self) -> Iterator[DeviceBatch]:
         c = self.config
         source = batches(self.parts.data.train, c.data, c.batch, seed=c.seed, start=Cursor(step=self.start))
         return (batch for batch, _ in feed(source, self.parts.machine.device))
@@ -147,7 +147,8 @@ class Trainer:
         trusted = self.config.train.skip_guards and step - self.start >= GUARDED_STEPS
         return torch.compiler.set_stance(skip_guard_eval_unsafe=True) if trusted else contextlib.nullcontext()
 
-    def _step(self, step: int, batch: DeviceBatch) -> Values:
+    def take_step(self, step: int, batch: DeviceBatch) -> Values:
+        """Gradient and update, at the window that `self.window` holds."""
         gradient, rates = partial(self._gradient, step, batch), self._rates(step)
         if self.config.metrics.instruments and self._record_due(step + 1):
             values = measured_step(self.parts, batch, self.window, gradient, **rates)
