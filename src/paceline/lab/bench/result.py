@@ -1,0 +1,29 @@
+"""What a benchmark leaves: plain JSON, with everything that a reader needs to judge or repeat it. No torch."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from paceline.core.environment import code_version, environment
+from paceline.core.schema import to_dict
+from paceline.metrics.card import card_diff
+
+HARDWARE = ("platform", "cpu", "cores", "memory_bytes", "gpu", "gpu_count", "gpu_memory_bytes")
+"""Of the facts about the environment, those about the machine; the others are versions."""
+CLOCK = "gpu_sm_clock_mhz"
+"""Taken under load by the benchmark itself."""
+
+
+def provenance(command: Sequence[str], *, preset: Any, config: Any) -> dict[str, Any]:
+    """The part that every result has: machine, versions, code, date, command, and what was not the preset's."""
+    facts = environment()
+    code = code_version()
+    return {
+        "hardware": {name: facts[name] for name in HARDWARE if name in facts},
+        "versions": {name: value for name, value in facts.items() if name not in (*HARDWARE, CLOCK)},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": code.commit,
+        "dirty": code.dirty,
+        "command": list(command),
+        "diff": [to_dict(change) for change in card_diff(preset, config)],
+    }

@@ -1,0 +1,61 @@
+"""The figures of `paceline bench step` from what was measured."""
+
+from typing import Any
+
+from paceline.core.units import BLOCK_TOKENS
+from paceline.lab.bench.classes import Sizes
+from paceline.lab.bench.schedule import mean_over
+from paceline.lab.bench.steps import PROFILED_STEPS, StepTimes, WindowTime
+from paceline.lab.bench.trace import Profile, shares, top_kernels
+from paceline.metrics.flops import mean_flops_per_token
+from paceline.train.config import RunConfig
+
+GIB = 2**30
+
+
+def floor_seconds(config: RunConfig, flops_per_s: float) -> float:
+    """The model's arithmetic of one step, averaged over the schedule, at a rate. Attention counts every key that the
+    window lets through, as if no document ended."""
+    length = config.batch.sequence_tokens
+    flops = mean_flops_per_token(config.model, sequence_tokens=length, steps=config.steps) * config.batch.tokens
+    return flops / flops_per_s
+
+
+def figures_of_times(config: RunConfig, times: StepTimes | None, peak_flops_per_s: float) -> dict[str, Any]:
+    floor_s = floor_seconds(config, peak_flops_per_s)
+    known: dict[str, Any] = {"floor_s": floor_s, "peak_tflops": peak_flops_per_s / 1e12}
+    if times is None:
+        missing = ("step_s", "tokens_per_s", "mfu", "peak_gib", "sm_clock_mhz", "power_w")
+        return {**dict.fromkeys(missing), **known, "windows": []}
+    step_s = mean_over([t.point for t in times.windows], {t.point.window: t.seconds for t in times.windows})
+    return {
+        "step_s": step_s,
+        "tokens_per_s": config.batch.tokens / step_s,
+        "mfu": floor_s / step_s,
+        "peak_gib": None if times.peak_bytes is None else times.peak_bytes / GIB,
+        **known,
+        "sm_clock_mhz": times.card.sm_clock_mhz,
+        "power_w": times.card.power_w,
+        "windows": [_row(time) for time in times.windows],
+    }
+
+
+def _row(time: WindowTime) -> dict[str, Any]:
+    window = time.point.window
+    return {
+        "blocks": None if window is None else window / BLOCK_TOKENS,
+        "tokens": window,
+        "steps": time.point.steps,
+        "seconds": time.seconds,
+        "spread_s": time.spread_s,
+    }
+
+
+def figures_of_profile(profile: Profile | None, sizes: Sizes) -> dict[str, Any]:
+    if profile is None:
+        return {"profiled_step_s": None, "shares": None, "kernels": []}
+    return {
+        "profiled_step_s": profile.wall_s / PROFILED_STEPS,
+        "shares": shares(profile, sizes),
+        "kernels": top_kernels(profile, sizes, steps=PROFILED_STEPS),
+    }
