@@ -6,7 +6,9 @@ from statistics import mean
 
 import pytest
 
+from paceline.data.batches import validation_batches
 from paceline.data.config import BatchConfig
+from paceline.data.dataset import open_dataset
 from paceline.recipes.presets import PRESETS
 from paceline.recipes.scaling import scaled, with_steps
 from paceline.train.config import RunConfig
@@ -31,6 +33,15 @@ def train_twice(config: RunConfig, folder: Path) -> list[float]:
     assert losses(folder / "a") == losses(folder / "b")
     assert cards[0].val_loss == cards[1].val_loss
     return [loss for loss in losses(folder / "a") if loss is not None]
+
+
+@pytest.mark.usefixtures("builtin_text")
+@pytest.mark.parametrize("name", RECORDS)
+def test_the_built_in_text_holds_the_validation_of_a_sixteenth(name: str) -> None:
+    config = scaled(PRESETS[name](), 1 / 16)
+    val = open_dataset(config.data, config.model.vocab_size).val
+    read = validation_batches(val, config.batch.sequence_tokens, config.evaluate.tokens, config.batch.micro_sequences)
+    assert sum(batch.tokens.size for batch in read) == config.evaluate.tokens >= 16_384
 
 
 @pytest.mark.usefixtures("builtin_text")

@@ -22,8 +22,9 @@ from paceline.train.config import RunConfig
 MIN_WINDOWED_TOKENS = 16 * BLOCK_TOKENS
 MIN_HEAD_DIM = 8
 MIN_VOCABULARY = 512
-VALIDATION_SEQUENCES = 16
-"""Sequences of one validation of a scaled preset: as few as still tell runs apart."""
+VALIDATION_TOKENS = 16_384
+"""Of one validation of a scaled preset, or one sequence where that is longer: about half of what the built-in
+validation documents hold, so that they suffice whatever the vocabulary and the Python that brings them."""
 
 
 def with_steps(config: RunConfig, steps: int) -> RunConfig:
@@ -54,7 +55,7 @@ def scaled(config: RunConfig, scale: float) -> RunConfig:
         batch=batch,
         data=DataConfig(dir=BUILTIN, tokenizer=f"bpe-{model.vocab_size}", order=config.data.order),
         train=replace(config.train, device="auto", compile=False),
-        evaluate=EvaluateConfig(every=max(1, smaller.steps // 4), tokens=VALIDATION_SEQUENCES * batch.sequence_tokens),
+        evaluate=EvaluateConfig(every=max(1, smaller.steps // 4), tokens=_validation_tokens(batch.sequence_tokens)),
     )
 
 
@@ -66,6 +67,10 @@ def _scaled_model(model: ModelConfig, scale: float) -> ModelConfig:
         width=head_dim * model.num_heads,
         vocab_size=max(MIN_VOCABULARY, round(model.vocab_size * scale)),
     )
+
+
+def _validation_tokens(sequence_tokens: int) -> int:
+    return max(1, VALIDATION_TOKENS // sequence_tokens) * sequence_tokens
 
 
 def _scaled_batch(config: RunConfig, scale: float) -> BatchConfig:
