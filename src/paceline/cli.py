@@ -34,6 +34,7 @@ VERBS = {
     "data verify": Verb("check the hashes of shards", "commands.data:verify"),
     "data stats": Verb("documents, lengths, tokens", "commands.data:stats"),
     "bench step": Verb("time and profile a preset's step", "commands.bench:step"),
+    "bench gemm": Verb("time a step's matrix products", "commands.bench:gemm"),
     "ledger": Verb("which founding claims hold", "commands.ledger:ledger"),
     "report": Verb("one page about one or more runs", "commands.report:report"),
     "doctor": Verb("what this machine can do", "commands.doctor:doctor"),

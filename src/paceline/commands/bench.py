@@ -1,16 +1,19 @@
-"""`paceline bench`. torch is imported only once something is measured."""
+"""`paceline bench step` and `paceline bench gemm`. torch is imported only once something is measured."""
 
+import contextlib
 import json
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.commands.train import base_config
 from paceline.core.command_line import Bare, Positional, parse
 from paceline.core.errors import ConfigError
 from paceline.core.files import write_json
+from paceline.core.schema import Change, changes
 from paceline.recipes.presets import preset
 from paceline.train.config import RunConfig
 
@@ -19,29 +22,40 @@ STEP_HELP = """Measure a preset's training step: seconds over its schedule, memo
 example: paceline bench step r18-softcap --steps 266 --data.dir data/fineweb10B --out step.json
 
 Only the profile: --no-times --no-start. Flags of `paceline train` change the preset."""
+GEMM_HELP = """Time the matrix products of a preset's step by themselves, in its own shapes.
+
+example: paceline bench gemm r18-softcap --out gemm.json
+
+Flags of `paceline train` change the preset."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepArgs:
+class BenchArgs:
     preset: Positional[str] = "demo"
     """Which preset; `paceline presets` lists them."""
     scale: str = "1"
     """Shrink width, head width, vocabulary, batch and steps together: a number in (0, 1], or 1/16."""
+    json: bool = False
+    """For programs."""
+    out: str | None = None
+    """Write the JSON to this file, too."""
+    config: Bare[RunConfig]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepArgs(BenchArgs):
     points: int = 8
     """Windows of the schedule to measure at, at most."""
     repeats: int = 3
     """Steps at each of them."""
     times: bool = True
     """Measure step times and memory."""
+    start: bool = True
+    """Measure the start in processes of its own: launch to step 10 with an empty and with a filled compile cache."""
     profile: bool = True
     """Profile two steps: shares by class and the longest kernels."""
     trace: str | None = None
     """Keep the profiler's trace in this file, for Perfetto; compressed if it ends in .gz."""
-    json: bool = False
-    """For programs."""
-    out: str | None = None
-    """Write the JSON to this file, too."""
-    config: Bare[RunConfig]
 
     def __post_init__(self) -> None:
         if self.points < 1:
@@ -52,46 +66,117 @@ class StepArgs:
             raise ConfigError(f"--trace {self.trace} needs the profile; leave out --no-profile")
 
 
-def step(argv: Sequence[str]) -> int:
-    base = base_config(argv)
-    defaults = StepArgs(preset=base.preset, config=base)
-    arguments = parse(StepArgs, argv, verb="bench step", description=STEP_HELP, default=defaults)
-    _check_preset(arguments.preset, base, "bench step")
-    from paceline.lab.bench.show import step_table
+@dataclass(frozen=True, kw_only=True)
+class GemmArgs(BenchArgs):
+    repeats: int = 20
+    """Calls of each product, of which the median counts."""
 
-    result = _measure_step(arguments, ["paceline", "bench", "step", *argv])
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ConfigError(f"--repeats {self.repeats} must be at least 1; 20 give a steady median")
+
+
+def step(argv: Sequence[str]) -> int:
+    from paceline.lab.bench.show import show_step
+
+    base = base_config(argv)
+    arguments = parse_arguments(StepArgs, argv, base)
+    with tempfile.TemporaryDirectory() as folder:
+        result = _measure_step(arguments, base, Path(folder))
+    return _give(result, arguments, ["bench", "step", *argv], show_step)
+
+
+def gemm(argv: Sequence[str]) -> int:
+    from paceline.lab.bench.show import show_gemm
+
+    arguments = parse_arguments(GemmArgs, argv, base_config(argv))
+    from paceline.lab.bench.gemm import measure_products
+
+    result = measure_products(arguments.config, repeats=arguments.repeats)
+    return _give(result, arguments, ["bench", "gemm", *argv], show_gemm)
+
+
+Args = TypeVar("Args", StepArgs, GemmArgs)
+HELP: dict[type, tuple[str, str]] = {StepArgs: ("bench step", STEP_HELP), GemmArgs: ("bench gemm", GEMM_HELP)}
+
+
+def parse_arguments(cls: type[Args], argv: Sequence[str], base: RunConfig) -> Args:
+    """The flags on top of `base`, which `base_config` made of the same words."""
+    verb, text = HELP[cls]
+    arguments = parse(cls, argv, verb=verb, description=text, default=cls(preset=base.preset, config=base))
+    if arguments.preset != base.preset:
+        raise ConfigError(f"the preset {arguments.preset} goes first: paceline {verb} {arguments.preset} --flags")
+    return arguments
+
+
+def _measure_step(arguments: StepArgs, base: RunConfig, folder: Path) -> dict[str, Any]:
+    """The start comes first: what it has compiled is there for the steps, and the device is all its own."""
+    from paceline.lab.bench.start import compile_cache, measure_start
+
+    with compile_cache(folder / "cache") if arguments.start else contextlib.nullcontext():
+        starts = measure_start(train_words(arguments, base), folder, say=_say) if arguments.start else {}
+        measured = _measure_here(arguments, folder)
+    return {"cold_start_s": starts.get("cold"), "warm_start_s": starts.get("warm"), **measured}
+
+
+def _measure_here(arguments: StepArgs, folder: Path) -> dict[str, Any]:
+    from paceline.lab.bench.matmul import measured_peak
+    from paceline.lab.bench.step_result import figures_of_profile, figures_of_times
+    from paceline.lab.bench.steps import Steps
+
+    steps = Steps(arguments.config, folder)
+    peak_flops_per_s = measured_peak(steps.device)
+    _say("first steps, which compile where the preset asks for it")
+    steps.warm_up()
+    times = profile = None
+    if arguments.times:
+        _say("timed steps")
+        times = steps.times(points=arguments.points, repeats=arguments.repeats)
+    if arguments.profile:
+        _say("profiled steps")
+        profile = steps.profile(None if arguments.trace is None else Path(arguments.trace))
+    return {
+        **figures_of_times(steps.config, times, peak_flops_per_s),
+        **figures_of_profile(profile, steps.sizes()),
+        "notes": list(steps.notes),
+    }
+
+
+def train_words(arguments: StepArgs, base: RunConfig) -> list[str]:
+    """The words after `paceline train` that give this benchmark's config."""
+    scaled = [arguments.preset, "--scale", arguments.scale, "--steps", str(arguments.config.steps)]
+    return [*scaled, *_flags(changes(base, arguments.config))]
+
+
+def _flags(differences: Iterable[Change]) -> list[str]:
+    words: list[str] = []
+    for change in differences:
+        *path, name = change.field.replace("_", "-").split(".")
+        if isinstance(change.after, bool):
+            words.append("--" + ".".join([*path, name if change.after else f"no-{name}"]))
+        else:
+            values = change.after if isinstance(change.after, tuple) else (change.after,)
+            words += ["--" + ".".join([*path, name]), *map(str, values)]
+    return words
+
+
+def _give(
+    measured: dict[str, Any], arguments: BenchArgs, command: list[str], show: Callable[[dict[str, Any]], None]
+) -> int:
+    """Print the result, and write it where it is wanted."""
+    from paceline.lab.bench.provenance import provenance
+
+    known = provenance(command, preset=preset(arguments.preset), config=arguments.config)
+    result = {"preset": arguments.preset, "scale": arguments.scale, **measured, **known}
     if arguments.out is not None:
         write_json(Path(arguments.out), result)
     if arguments.json:
         print(json.dumps(result, indent=1))
     else:
-        step_table(result)
+        show(result)
     return 0
 
 
-def _check_preset(given: str, base: RunConfig, verb: str) -> None:
-    if given != base.preset:
-        raise ConfigError(f"the preset {given} goes first: paceline {verb} {given} --flags")
-
-
-def _measure_step(arguments: StepArgs, command: list[str]) -> dict[str, Any]:
-    from paceline.lab.bench.matmul import measured_peak
-    from paceline.lab.bench.result import provenance
-    from paceline.lab.bench.step_result import figures_of_profile, figures_of_times
-    from paceline.lab.bench.steps import Steps
-
-    with tempfile.TemporaryDirectory() as folder:
-        steps = Steps(arguments.config, Path(folder))
-        peak = measured_peak(steps.device)
-        steps.warm_up()
-        times = steps.times(points=arguments.points, repeats=arguments.repeats) if arguments.times else None
-        trace = None if arguments.trace is None else Path(arguments.trace)
-        profile = steps.profile(trace) if arguments.profile else None
-    return {
-        "preset": arguments.preset,
-        "scale": arguments.scale,
-        **figures_of_times(steps.config, times, peak),
-        **figures_of_profile(profile, steps.sizes()),
-        "notes": list(steps.notes),
-        **provenance(command, preset=preset(arguments.preset), config=arguments.config),
-    }
+def _say(what: str) -> None:
+    """Where the benchmark stands, for whoever waits; the result alone goes to standard output."""
+    print(f"measuring: {what}", file=sys.stderr, flush=True)

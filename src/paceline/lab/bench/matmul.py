@@ -54,7 +54,8 @@ def seconds_between(marks: list[Mark]) -> list[float]:
 
 
 def _seconds(first: Mark, second: Mark) -> float:
-    if isinstance(first, torch.cuda.Event):
+    if isinstance(first, torch.cuda.Event) and isinstance(second, torch.cuda.Event):
         return float(first.elapsed_time(second)) / 1e3
-    assert not isinstance(second, torch.cuda.Event)
+    assert isinstance(first, float)
+    assert isinstance(second, float)
     return second - first

@@ -7,9 +7,11 @@ from rich.table import Table
 
 FILE_COLUMNS = 160
 """Width of the tables where the output is no terminal."""
+WORDS = ("class", "kernel", "weight", "product")
+"""Columns that hold words; the others hold numbers."""
 
 
-def step_table(result: dict[str, Any]) -> None:
+def show_step(result: dict[str, Any]) -> None:
     console = _console()
     console.print(_facts(_step_facts(result)))
     if result["windows"]:
@@ -19,11 +21,36 @@ def step_table(result: dict[str, Any]) -> None:
         console.print(_kernels(result["kernels"]))
 
 
-def _step_facts(result: dict[str, Any]) -> dict[str, str]:
+def show_gemm(result: dict[str, Any]) -> None:
+    console = _console()
+    facts = {
+        **_whose(result),
+        "products": f"{result['gemm_s']:.4f} s a step at {result['gemm_tflops']:.3g} TFLOP/s",
+        "floor": f"{result['floor_s']:.4f} s for a step's whole arithmetic at that rate",
+        "peak": f"{result['peak_tflops']:.3g} TFLOP/s, measured",
+    }
+    console.print(_facts(facts))
+    table = _titled(
+        "\nproducts", "weight", "product", "rows", "depth", "columns", "calls", "seconds", "TFLOP/s", "a step"
+    )
+    for row in result["products"]:
+        sides = (f"{side:,}" for side in (*row["shape"], row["calls"]))
+        rates = (f"{row['seconds']:.6f}", f"{row['tflops']:.3g}", f"{row['step_s']:.4f}")
+        table.add_row(row["name"], row["kind"], *sides, *rates)
+    console.print(table)
+
+
+def _whose(result: dict[str, Any]) -> dict[str, str]:
     hardware = result["hardware"]
     return {
         "preset": f"{result['preset']} at scale {result['scale']}",
         "on": str(hardware.get("gpu") or hardware.get("cpu")),
+    }
+
+
+def _step_facts(result: dict[str, Any]) -> dict[str, str]:
+    return {
+        **_whose(result),
         "step": _number(result["step_s"], "{:.4f} s, mean over the schedule"),
         "tokens": _number(result["tokens_per_s"], "{:,.0f} a second"),
         "arithmetic": _number(result["mfu"], "{:.1%} of the measured peak")
@@ -35,7 +62,7 @@ def _step_facts(result: dict[str, Any]) -> dict[str, str]:
 
 
 def _start(result: dict[str, Any]) -> str:
-    cold, warm = (_number(result.get(f"{name}_start_s"), "{:.1f} s") for name in ("cold", "warm"))
+    cold, warm = (_number(result[f"{name}_start_s"], "{:.1f} s") for name in ("cold", "warm"))
     return f"launch to step 10: {cold} with an empty compile cache, {warm} with a filled one"
 
 
@@ -72,9 +99,8 @@ def _kernels(rows: list[dict[str, Any]]) -> Table:
 def _titled(title: str, *headings: str) -> Table:
     table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
     for heading in headings:
-        words = heading in ("class", "kernel")
-        needed = None if heading == "kernel" else len("attention projections" if words else heading)
-        table.add_column(heading, justify="left" if words else "right", no_wrap=True, min_width=needed)
+        needed = {"kernel": None, "class": len("attention projections")}.get(heading, len(heading))
+        table.add_column(heading, justify="left" if heading in WORDS else "right", no_wrap=True, min_width=needed)
     return table
 
 

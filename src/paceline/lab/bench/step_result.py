@@ -5,24 +5,16 @@ from typing import Any
 from paceline.core.units import BLOCK_TOKENS
 from paceline.lab.bench.classes import Sizes
 from paceline.lab.bench.schedule import mean_over
+from paceline.lab.bench.shapes import mean_step_flops
 from paceline.lab.bench.steps import PROFILED_STEPS, StepTimes, WindowTime
 from paceline.lab.bench.trace import Profile, shares, top_kernels
-from paceline.metrics.flops import mean_flops_per_token
 from paceline.train.config import RunConfig
 
 GIB = 2**30
 
 
-def floor_seconds(config: RunConfig, flops_per_s: float) -> float:
-    """The model's arithmetic of one step, averaged over the schedule, at a rate. Attention counts every key that the
-    window lets through, as if no document ended."""
-    length = config.batch.sequence_tokens
-    flops = mean_flops_per_token(config.model, sequence_tokens=length, steps=config.steps) * config.batch.tokens
-    return flops / flops_per_s
-
-
 def figures_of_times(config: RunConfig, times: StepTimes | None, peak_flops_per_s: float) -> dict[str, Any]:
-    floor_s = floor_seconds(config, peak_flops_per_s)
+    floor_s = mean_step_flops(config) / peak_flops_per_s
     known: dict[str, Any] = {"floor_s": floor_s, "peak_tflops": peak_flops_per_s / 1e12}
     if times is None:
         missing = ("step_s", "tokens_per_s", "mfu", "peak_gib", "sm_clock_mhz", "power_w")

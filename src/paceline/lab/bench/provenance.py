@@ -1,5 +1,6 @@
-"""What a benchmark leaves: plain JSON, with everything that a reader needs to judge or repeat it. No torch."""
+"""What a reader needs to judge or repeat a benchmark, as plain JSON. No torch."""
 
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +16,8 @@ CLOCK = "gpu_sm_clock_mhz"
 
 
 def provenance(command: Sequence[str], *, preset: Any, config: Any) -> dict[str, Any]:
-    """The part that every result has: machine, versions, code, date, command, and what was not the preset's."""
+    """The part that every result has: machine, versions, code, date, the words after `paceline`, and what was not the
+    preset's."""
     facts = environment()
     code = code_version()
     return {
@@ -24,6 +26,6 @@ def provenance(command: Sequence[str], *, preset: Any, config: Any) -> dict[str,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": code.commit,
         "dirty": code.dirty,
-        "command": list(command),
+        "command": shlex.join(["paceline", *command]),
         "diff": [to_dict(change) for change in card_diff(preset, config)],
     }

@@ -1,0 +1,66 @@
+"""How long a run takes from launch to the end of step 10, with an empty compile cache and with a filled one.
+
+Each start is a `paceline train` of its own that stops there, and its card says how long that took: from before the
+process existed to an idle device after step 10, validation left out. No torch.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from paceline.core.errors import PacelineError, UserError
+from paceline.metrics.card import read_card
+from paceline.metrics.meter import LAUNCH_VARIABLE
+
+START_STEPS = 10
+"""The records' warm-up: compilation is over and the allocator has settled."""
+CACHE_VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+"""Where compiled code is kept between processes, and the name of each folder here."""
+
+
+@contextlib.contextmanager
+def compile_cache(folder: Path) -> Iterator[None]:
+    """While the block runs, this process and its children keep compiled code in `folder`."""
+    before = {name: os.environ.get(name) for name in CACHE_VARIABLES}
+    os.environ.update({name: str(folder / part) for name, part in CACHE_VARIABLES.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def measure_start(words: Sequence[str], folder: Path, *, say: Callable[[str], None]) -> dict[str, float]:
+    """Seconds of `cold` and then `warm`. `words` are those of `paceline train`; the compile cache must be empty."""
+    seconds = {}
+    for name, cache in (("cold", "an empty"), ("warm", "a filled")):
+        say(f"start with {cache} compile cache")
+        seconds[name] = _start(words, folder / name)
+    return seconds
+
+
+def _start(words: Sequence[str], run: Path) -> float:
+    flags = {
+        "--train.stop-after": START_STEPS,
+        "--train.free-steps": START_STEPS,
+        "--evaluate.every": None,
+        "--out": run,
+    }
+    command = [sys.executable, "-m", "paceline.cli", "train", *words, "--no-finish"]
+    command += [str(word) for flag in flags.items() for word in flag]
+    launched = {LAUNCH_VARIABLE: str(time.time())}
+    done = subprocess.run(command, env=os.environ | launched, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
+        kind = UserError if done.returncode == UserError.exit_code else PacelineError
+        raise kind(f"the start cannot be measured: {last.removeprefix('paceline: ')}")
+    card = read_card(run)
+    if card.startup_s is None or card.first_steps_s is None:
+        raise UserError(f"--steps {card.steps}: a start is measured over {START_STEPS}; use more, or --no-start")
+    return card.startup_s + card.first_steps_s
