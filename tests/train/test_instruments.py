@@ -150,10 +150,9 @@ def test_norm_and_variance_are_those_of_the_sample_of_micro_batches(micro: int) 
     expected = (each - mean).square().sum() / (count - 1) / count
 
     model.zero_grad()
-    micros = MicroGradients(model.parameters())
     batch = DeviceBatch(tokens, following(tokens))
-    accumulate_gradient(model, batch, window, micro_sequences=micro, after_each=micros.take)
-    micros.put_back()
+    with MicroGradients(model.parameters()) as micros:
+        accumulate_gradient(model, batch, window, micro_sequences=micro)
     norm = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
     assert norm.item() == pytest.approx(mean.norm().item(), rel=1e-4)
     variance = micros.variance(norm)
@@ -167,9 +166,8 @@ def test_norm_and_variance_are_those_of_the_sample_of_micro_batches(micro: int) 
 def test_equal_micro_batches_have_no_variance() -> None:
     model = shaken(small("r18-softcap"))
     tokens, window = random_tokens(1, 128).expand(4, -1), torch.tensor(128)
-    micros = MicroGradients(model.parameters())
-    accumulate_gradient(model, DeviceBatch(tokens, tokens), window, micro_sequences=1, after_each=micros.take)
-    micros.put_back()
+    with MicroGradients(model.parameters()) as micros:
+        accumulate_gradient(model, DeviceBatch(tokens, tokens), window, micro_sequences=1)
     norm = torch.cat([p.grad.flatten().float() for p in model.parameters() if p.grad is not None]).norm()
     variance = micros.variance(norm)
     assert variance is not None

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from paceline.checkpoint.run_folder import RunFolder, new_run_folder, open_run
@@ -24,7 +25,7 @@ HELP = """Train a preset and leave a run folder with a card, metrics, a checkpoi
 
 example: paceline train demo --steps 200 --seed 1 --out runs/short"""
 
-MAY_CHANGE_ON_RESUME = ("train.", "checkpoint.", "metrics.", "data.dir")
+MAY_CHANGE_ON_RESUME = ("train.", "checkpoint.", "metrics.", "parallel.", "data.dir")
 """What a resumed run may do otherwise than before; everything else is part of what it computes."""
 
 SAMPLE_TOKENS = 120
@@ -52,7 +53,8 @@ def train(argv: Sequence[str]) -> int:
     base = base_config(argv)
     arguments = parse_arguments(argv, base)
     folder, done = _resume(arguments, base) if arguments.resume is not None else _start(arguments)
-    _conclude(folder, done, finish=arguments.finish)
+    if done.parts.ranks.first:
+        _conclude(folder, done, finish=arguments.finish)
     return done.exit_code
 
 
@@ -66,14 +68,17 @@ def parse_arguments(argv: Sequence[str], base: RunConfig) -> TrainArgs:
 
 
 def _start(arguments: TrainArgs) -> tuple[RunFolder, "Finished"]:
+    from paceline.parallel.ranks import ranks_from_environment
     from paceline.train.run import start_run
 
-    folder = new_run_folder(arguments.config.preset, arguments.out)
-    return folder, start_run(arguments.config, folder, preset=preset(arguments.config.preset))
+    ranks, name = ranks_from_environment(), arguments.config.preset
+    folder = new_run_folder(name, arguments.out) if ranks.first else RunFolder(Path(name))  # only the first writes
+    return folder, start_run(arguments.config, folder, preset=preset(name), ranks=ranks)
 
 
 def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finished"]:
     from paceline.metrics.card import read_card
+    from paceline.parallel.ranks import ranks_from_environment
     from paceline.train.run import resume_run
 
     folder = open_run(arguments.resume or "latest")
@@ -84,7 +89,7 @@ def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finish
             )
     if read_card(folder.path).finished:
         raise ConfigError(f"--resume {folder.path}: this run is finished; start another with `paceline train`")
-    return folder, resume_run(arguments.config, folder)
+    return folder, resume_run(arguments.config, folder, ranks_from_environment())
 
 
 def _conclude(folder: RunFolder, done: "Finished", *, finish: bool) -> None:

@@ -1,4 +1,7 @@
-"""Validation loss: the mean over all tokens of the first whole sequences, without autograd, in the run's precision."""
+"""Validation loss: the mean over all tokens of the first whole sequences, without autograd, in the run's precision.
+
+Ranks take a share each and add up; the result is that of one process up to the order of a sum in fp64.
+"""
 
 import math
 from collections.abc import Callable, Iterable
@@ -9,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.data.batches import Batch
+from paceline.parallel.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,16 +30,19 @@ def validate(
     batches: Iterable[Batch],
     window: Tensor,
     token_bytes: np.ndarray | None,
+    ranks: Ranks = ALONE,
 ) -> Validation:
-    """`token_bytes`: length in bytes of each token id. Sums are kept in fp64 on the device; one wait at the end."""
+    """`batches` are this rank's, `token_bytes` the length in bytes of each token id. Sums are kept in fp64 on the
+    device; one wait at the end."""
     total = torch.zeros((), dtype=torch.float64, device=window.device)
-    tokens, text_bytes = 0, 0
+    tokens, text_bytes = 0, 0.0 if token_bytes is not None else math.nan  # nan: unknown on one rank is unknown
     for batch in batches:
         inputs = torch.from_numpy(batch.tokens).to(window.device)
         targets = torch.from_numpy(batch.targets).to(window.device)
         total += forward(inputs, targets, window).sum(dtype=torch.float64)
         tokens += batch.targets.size
         text_bytes += 0 if token_bytes is None else int(token_bytes[batch.targets].sum())
-    nats = float(total)
-    bits = nats / math.log(2) / text_bytes if text_bytes else None
-    return Validation(loss=nats / tokens, bits_per_byte=bits, tokens=tokens)
+    counts = torch.tensor([tokens, text_bytes], dtype=torch.float64, device=window.device)
+    nats, all_tokens, all_bytes = ranks.sum_(torch.cat([total[None], counts])).tolist()
+    bits = nats / math.log(2) / all_bytes if all_bytes > 0 else None
+    return Validation(loss=nats / all_tokens, bits_per_byte=bits, tokens=int(all_tokens))

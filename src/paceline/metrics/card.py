@@ -63,11 +63,13 @@ class RunCard:
     tokens_per_s: float | None = None
     """Over the timed steps."""
     mfu: float | None = None
-    """Share of the GPU's bf16 peak that the model's arithmetic used."""
+    """Share of the GPUs' bf16 peak that the model's arithmetic used."""
     device: str | None = None
     """What it ran on: cpu or cuda."""
+    ranks: int = 1
+    """Processes that shared every step."""
     peak_bytes: int | None = None
-    """Allocated on the GPU; on a CPU the resident size of the process."""
+    """Allocated on the GPU; on a CPU the resident size of the process. Of the first rank."""
     data_fingerprint: str
     diff: tuple[FieldChange, ...] = ()
     """Where the config differs from its preset."""

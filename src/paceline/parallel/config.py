@@ -1,14 +1,21 @@
-"""How a step is carried out by several processes. No torch.
-
-So far a run is one process: these fields are part of the records' diffs and take effect once there are several.
-"""
+"""How a step is carried out by several processes. No torch. Alone, a process does none of it."""
 
 from dataclasses import dataclass
+
+from paceline.core.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
+    """What torchrun's processes do about each other. Nothing here changes a result."""
+
     bucket_views: bool = True
     """Gradients are views of the communication buckets, which saves one copy of them."""
     broadcast_buffers: bool = False
-    """Send rank 0's buffers to all at each forward pass; ours never change, so off."""
+    """Send the first rank's buffers to all before the first forward pass of each step; ours never change, so off."""
+    timeout_s: float = 1800.0
+    """Seconds that a rank waits for the others before it gives up. Saving and compiling must fit in."""
+
+    def __post_init__(self) -> None:
+        if not self.timeout_s > 0:
+            raise ConfigError(f"--parallel.timeout-s {self.timeout_s} must be above 0; 1800 is half an hour")

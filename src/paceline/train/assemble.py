@@ -3,23 +3,31 @@
 What the machine cannot do is settled here, once, and said: the resolved config is what the run really does.
 """
 
+import copy
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
+import torch._dynamo.config
 import torch._inductor.config
-from torch import Tensor
+from torch import Tensor, nn
 
-from paceline.core.errors import PacelineError
-from paceline.core.probe import choose_attention, choose_device, choose_head, choose_products
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.probe import Choice, choose_attention, choose_device, choose_head, choose_products
+from paceline.core.units import BLOCK_TOKENS
 from paceline.data.batches import check_one_pass
 from paceline.data.dataset import Dataset, open_dataset
 from paceline.data.tokenizer import Tokenizer
-from paceline.model.attention import PLANS
+from paceline.model.attention import PLANS, plan_reference
 from paceline.model.gpt import GPT, run_plainly
-from paceline.model.loss import HEAD_LOSSES
+from paceline.model.loss import HEAD_LOSSES, head_loss
 from paceline.optim.optimizer import Optimizer
+from paceline.parallel.gradients import leave_out_unreached, replicate
+from paceline.parallel.matrices import share_over
+from paceline.parallel.ranks import ALONE, Ranks
+from paceline.parallel.share import share_of_batch
 from paceline.train.config import RunConfig
 from paceline.train.recompute import run_recomputed
 
@@ -49,11 +57,16 @@ class Parts:
     """None: not to be had here, so no text and no bits per byte."""
     model: GPT
     forward: Forward
+    """The model, compiled if asked for; no rank hears of its calls."""
+    replica: nn.Module
+    """The same, but a backward pass through it ends with the gradient of all ranks."""
     optimizer: Optimizer
+    ranks: Ranks
 
 
-def inspect_machine(config: RunConfig) -> tuple[RunConfig, Machine]:
+def inspect_machine(config: RunConfig, ranks: Ranks = ALONE) -> tuple[RunConfig, Machine]:
     """The config as this machine can carry it out, and the machine. Nothing is allocated."""
+    share = share_of_batch(config.batch, ranks.world)
     device = choose_device(config.train.device)
     attention = choose_attention(config.attention.backend, device.name, compiled=config.train.compile)
     wanted = config.model.precision.compute
@@ -61,14 +74,29 @@ def inspect_machine(config: RunConfig) -> tuple[RunConfig, Machine]:
     head = choose_head(config.head.backend, compiled=config.train.compile)
     choices = {"device": device, "attention": attention, "head": head}
     notes = [f"{what} {choice.name}: {choice.reason}" for what, choice in choices.items()]
+    if ranks.world > 1:
+        notes.append(f"{ranks.world} ranks: each takes {share.tokens:,} tokens of a step")
     if products.name != wanted:
         notes.append(f"products in {products.name} instead of {wanted}: {products.reason}")
         config = replace(config, model=replace(config.model, precision=config.model.precision.computing_in("fp32")))
     bf16 = choose_products("bf16", device.name).name == "bf16"
-    return config, Machine(torch.device(device.name), attention.name, head.name, bf16, tuple(notes))
+    return config, Machine(_device_of_rank(device, ranks), attention.name, head.name, bf16, tuple(notes))
 
 
-def assemble(config: RunConfig, machine: Machine) -> Parts:
+def _device_of_rank(chosen: Choice, ranks: Ranks) -> torch.device:
+    """A GPU of its own for each rank; a CPU is shared."""
+    if chosen.name != "cuda" or ranks.world == 1:
+        return torch.device(chosen.name)
+    if ranks.local_rank >= (found := torch.cuda.device_count()):
+        raise ConfigError(
+            f"rank {ranks.rank} finds no GPU of its own: this machine has {found}; use --nproc-per-node {found}, or "
+            f"--train.device cpu"
+        )
+    return torch.device("cuda", ranks.local_rank)
+
+
+def assemble(config: RunConfig, machine: Machine, ranks: Ranks = ALONE) -> Parts:
+    """With several ranks, called between them (`parallel.ranks.joined`)."""
     data = open_dataset(config.data, config.model.vocab_size)  # first: a mistake here should not wait for the model
     if config.data.one_pass:
         check_one_pass(data.train, config.data, config.batch, config.steps)
@@ -89,9 +117,25 @@ def assemble(config: RunConfig, machine: Machine) -> Parts:
         parts=model.fused_parts(),
         bf16_products=machine.bf16,
         compiled=config.train.compile,
+        share_work=share_over(ranks),
     )
-    forward = torch.compile(model, fullgraph=True, dynamic=False) if config.train.compile else model
-    return Parts(config, machine, data, tokenizer, model, forward, optimizer)
+    if ranks.world > 1:
+        leave_out_unreached(model.parameters(), _trial_loss(model, config))  # before the wrapper counts parameters
+    forward: nn.Module = model
+    if config.train.compile:
+        forward = cast(nn.Module, torch.compile(model, fullgraph=True, dynamic=False))
+    replica = replicate(forward, ranks, config.parallel)  # around the compiled model, for reasons that it gives
+    return Parts(config, machine, data, tokenizer, model, forward, replica, optimizer, ranks)
+
+
+def _trial_loss(model: GPT, config: RunConfig) -> Tensor:
+    """The loss of one short sequence, by the plain paths: what depends on what, without compiling anything."""
+    plain = copy.copy(model)  # the same weights under other seams
+    plain.plan, plain.loss = plan_reference, head_loss
+    length = min(BLOCK_TOKENS, config.batch.sequence_tokens)
+    tokens = torch.zeros(1, length, dtype=torch.int32, device=model.rotary_cos.device)
+    losses: Tensor = plain(tokens, tokens.long(), torch.full_like(tokens[0, 0], length))
+    return losses.sum()
 
 
 def _tokenizer(data: Dataset, machine: Machine) -> tuple[Tokenizer | None, Machine]:
@@ -112,5 +156,6 @@ def set_global_switches(config: RunConfig) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if train.compile:
         torch._inductor.config.coordinate_descent_tuning = train.coordinate_descent
+        torch._dynamo.config.optimize_ddp = False  # one graph: see parallel/gradients.py
     if train.expandable_segments and torch.cuda.is_available():
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")

@@ -4,24 +4,25 @@ Gradient: its norm before clipping, and how much of it is noise, told by how the
 over that of the weights, per class. Model: the largest attention score and the largest logit before the cap, both exact
 maxima, found by a forward pass of their own through the model's seams, so that the graph that trains stays as it is.
 CUDA: memory allocated and reserved. Everything is a 0-D tensor on the device until its record is written.
-A measured step costs that pass over at most 65,536 tokens, a copy of the gradients where there are micro-batches, and a
-copy of the weights; `metrics.every` decides how often.
+A measured step costs that pass over at most 65,536 tokens, a norm of every gradient of every micro-batch, and a copy of
+the weights; `metrics.every` decides how often. Every rank measures, and the figures are those of the global batch.
 """
 
 import copy
 import math
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from paceline.data.feed import DeviceBatch
 from paceline.model.attention import Attend, plan_reference, reach_tokens
 from paceline.model.config import ModelConfig
 from paceline.model.gpt import GPT
 from paceline.model.masks import MaskRule, allowed
-from paceline.optim.optimizer import global_norm
+from paceline.parallel.ranks import ALONE, Ranks
 from paceline.train.assemble import Parts
 from paceline.train.recorder import Values
 
@@ -34,60 +35,60 @@ CHUNK_LOGITS = 1 << 22
 """Logits that exist at once: 16 MB of fp32."""
 
 
-class Gradient(Protocol):
-    """Computes the gradient of the whole batch into `.grad`; the mean loss."""
-
-    def __call__(self, *, after_each: Callable[[], None]) -> Tensor: ...
-
-
 def measured_step(
-    parts: Parts, batch: DeviceBatch, window: Tensor, gradient: Gradient, *, lr_scale: float, momentum: float
+    parts: Parts,
+    batch: DeviceBatch,
+    window: Tensor,
+    gradient: Callable[[], Tensor],
+    *,
+    lr_scale: float,
+    momentum: float,
 ) -> Values:
-    """A step like any other, to the bit, and what it was like. `gradient` is that of `batch`."""
+    """A step like any other, to the bit, and what it was like. `gradient` computes that of `batch` into every `.grad`
+    and returns the mean loss."""
     model, optimizer = parts.model, parts.optimizer
-    values = model_extremes(model, batch, window)  # at the weights at which the loss is taken
-    micro = MicroGradients(model.parameters())
-    values["train_loss"] = gradient(after_each=micro.take)
-    micro.put_back()
+    values = model_extremes(model, batch, window, parts.ranks)  # at the weights at which the loss is taken
+    with MicroGradients(model.parameters()) as micro:
+        values["train_loss"] = gradient()
     values["gradient_norm"] = norm = optimizer.gradient_norm()
-    values["gradient_variance"] = variance = micro.variance(norm)
+    values["gradient_variance"] = variance = micro.variance(norm, parts.ranks)
     values["noise_scale_tokens"] = noise_scale_tokens(norm, variance, parts.config.batch.tokens)
     ratios = optimizer.measured_step(lr_scale=lr_scale, momentum=momentum)
     return values | {f"update_ratio_{kind}": ratio for kind, ratio in ratios.items()} | memory(batch.tokens.device)
 
 
 class MicroGradients:
-    """Takes the gradient of each micro-batch aside, so that its norm can be read before it joins the sum.
-
-    The sum is formed in the order and by the operation that autograd uses, so the step has the same bits."""
+    """While entered, looks at what each backward pass adds to every `.grad`, before it joins the sum and before ranks
+    exchange anything: the gradient of one micro-batch."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self._parameters = list(parameters)
-        self._sums: dict[int, Tensor] = {}
-        self._norms: list[Tensor] = []
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._norms: list[list[Tensor]] = [[] for _ in self._parameters]  # a row per parameter, one of each pass
+        self._hooks: list[RemovableHandle] = []
 
-    def take(self) -> None:
-        """After each backward pass: what `.grad` holds is one micro-batch's share of the mean."""
-        found = {i: p.grad for i, p in enumerate(self._parameters) if p.grad is not None}
-        self._norms.append(global_norm(list(found.values())))
-        for i, grad in found.items():
-            self._sums[i] = self._sums[i].add_(grad) if i in self._sums else grad
-            self._parameters[i].grad = None
+    def __enter__(self) -> "MicroGradients":
+        for parameter, norms in zip(self._parameters, self._norms, strict=True):
+            self._hooks.append(parameter.register_hook(partial(_note_norm, norms)))
+        return self
 
-    def put_back(self) -> None:
-        """After the last: `.grad` holds the gradient of the whole batch, as without this object."""
-        for i, total in self._sums.items():
-            self._parameters[i].grad = total
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
 
-    def variance(self, norm: Tensor) -> Tensor | None:
-        """Unbiased estimate of E|G - E G|² for the batch's gradient G, whose norm is given; None from a single
-        micro-batch. With n of them, of gradients g: (mean |g|² - |G|²) / (n - 1). Takes them for equally large, which
-        padding may make a little untrue."""
-        count = len(self._norms)
+    def variance(self, norm: Tensor, ranks: Ranks = ALONE) -> Tensor | None:
+        """Unbiased estimate of E|G - E G|² for the global batch's gradient G, whose norm is given; None from a single
+        micro-batch. With n of them on all ranks, of gradients g: (mean |g|² - |G|²) / (n - 1). Takes them for equally
+        large, which padding may make a little untrue."""
+        count = max(map(len, self._norms)) * ranks.world
         if count == 1:
             return None
-        own_square = (torch.stack(self._norms) * count).square().mean()  # a share is g / n
-        return (own_square - norm.square()) / (count - 1)
+        squares = torch.stack([norm for norms in self._norms for norm in norms]).square().sum()
+        mean_square = ranks.sum_(squares) * count  # a share is g / n, so |g|² is n² times its square
+        return (mean_square - norm.square()) / (count - 1)
+
+
+def _note_norm(norms: list[Tensor], grad: Tensor) -> None:
+    norms.append(torch.linalg.vector_norm(grad, dtype=torch.float32))
 
 
 def noise_scale_tokens(norm: Tensor, variance: Tensor | None, batch_tokens: int) -> Tensor | None:
@@ -98,22 +99,26 @@ def noise_scale_tokens(norm: Tensor, variance: Tensor | None, batch_tokens: int)
 
 
 @torch.no_grad()
-def model_extremes(model: GPT, batch: DeviceBatch, window: Tensor) -> Values:
+def model_extremes(model: GPT, batch: DeviceBatch, window: Tensor, ranks: Ranks = ALONE) -> Values:
     """`largest_score`: of |q·k| x scale over the pairs that may attend, all layers and heads; None without attention.
     `largest_logit`: of |logit| before the cap, padding rows of the head included, since they take part in the softmax.
+    Ranks look at those sequences of theirs that are among the first of the global batch.
     """
     scores: list[Tensor] = []
     logits: list[Tensor] = []
     observed = copy.copy(model)  # the same weights under other seams
     observed.plan, observed.loss = _watch_scores(scores), _watch_logits(logits)
-    sequences = max(1, OBSERVED_TOKENS // batch.tokens.size(1))
-    for tokens, targets in zip(batch.tokens[:sequences].split(1), batch.targets[:sequences].split(1), strict=True):
-        observed(tokens, targets, window)
-    return {"largest_score": _largest(scores), "largest_logit": _largest(logits)}
-
-
-def _largest(found: list[Tensor]) -> Tensor | None:
-    return torch.stack(found).amax() if found else None
+    here, length = batch.tokens.shape
+    observed_here = max(1, OBSERVED_TOKENS // length) - ranks.rank * here
+    for sequence in range(min(here, observed_here)):
+        row = slice(sequence, sequence + 1)
+        observed(batch.tokens[row], batch.targets[row], window)
+    none_yet = torch.zeros((), device=window.device)
+    attends = len(model.config.attentionless) < model.config.num_layers
+    return {
+        "largest_score": ranks.largest_(torch.stack([none_yet, *scores]).amax()) if attends else None,
+        "largest_logit": ranks.largest_(torch.stack([none_yet, *logits]).amax()),
+    }
 
 
 def _watch_scores(found: list[Tensor]) -> Callable[[ModelConfig, Tensor | None, int, Tensor], Attend]:

@@ -23,6 +23,9 @@ from paceline.metrics.meter import Meter
 from paceline.metrics.records import EvalRecord, StepRecord
 from paceline.metrics.sinks import JsonlSink, Sink
 from paceline.optim.schedules import cooldown_steps_of, lr_scale, muon_momentum
+from paceline.parallel.gradients import zero_in_place_
+from paceline.parallel.ranks import Vote
+from paceline.parallel.share import share_of_batch
 from paceline.train.assemble import Parts
 from paceline.train.block_share import block_share
 from paceline.train.instruments import measured_step
@@ -50,27 +53,31 @@ class Trainer:
         parts: Parts,
         folder: RunFolder,
         meter: Meter,
-        log: JsonlSink,
+        log: JsonlSink | None,
         sink: Sink,
         *,
         start: int = 0,
         evaluations: Sequence[EvalRecord] = (),
     ) -> None:
-        """`start` and `evaluations` are those of the run so far, if it is resumed."""
+        """`log` is None on ranks that write nothing. `start` and `evaluations` are those of the run so far, if it is
+        resumed, the same on every rank."""
         self.parts, self.folder, self.meter, self.log, self.sink = parts, folder, meter, log, sink
-        self.config, self.start = parts.config, start
+        self.config, self.start, self.ranks = parts.config, start, parts.ranks
+        self.share = share_of_batch(self.config.batch, self.ranks.world)
         self.recorder = Recorder(sink)
         self.evaluations = list(evaluations)
         self.window = torch.zeros((), dtype=torch.int32, device=parts.machine.device)
 
     def run(self, stop: StopRequest, on_evaluation: Callable[[EvalRecord], None]) -> Outcome:
-        data = self.training_batches()
+        data, agreed = self.training_batches(), Vote(self.ranks)
         for step in range(self.start, self.config.steps + 1):
             self.meter.begin_step(step)
             self.window.fill_(self.window_at(step) or 0)
-            if self._evaluation_due(step) and not stop:
+            stopping = agreed(bool(stop))
+            if self._evaluation_due(step) and not stopping:
                 on_evaluation(self.evaluate(step))
-            if step == self.config.steps or stop or step - self.start == self.config.train.stop_after:
+                stopping = agreed(bool(stop))
+            if step == self.config.steps or stopping or step - self.start == self.config.train.stop_after:
                 break
             values = self.take_step(step, next(data))
             self.meter.end_step()
@@ -97,7 +104,7 @@ class Trainer:
             self.recorder.flush()
             tokenizer = self.parts.tokenizer
             token_bytes = None if tokenizer is None else tokenizer.token_byte_lengths()
-            result = validate(self.parts.forward, self._validation_batches(), self.window, token_bytes)
+            result = validate(self.parts.forward, self._validation_batches(), self.window, token_bytes, self.ranks)
             extra = self._mask_facts()
         record = EvalRecord(
             step=step,
@@ -114,20 +121,30 @@ class Trainer:
         return record
 
     def _validation_batches(self) -> Iterator[Batch]:
-        c = self.config
+        c, r = self.config, self.ranks
         return validation_batches(
-            self.parts.data.val, c.batch.sequence_tokens, c.evaluate.tokens, c.batch.micro_sequences
+            self.parts.data.val,
+            c.batch.sequence_tokens,
+            c.evaluate.tokens,
+            self.share.micro_sequences,
+            rank=r.rank,
+            world=r.world,
         )
 
     def _mask_facts(self) -> dict[str, float]:
         """What the mask of the first validation batch looks like at this window."""
-        tokens = torch.from_numpy(next(self._validation_batches()).tokens).to(self.window.device)
+        b, e = self.config.batch, self.config.evaluate
+        first = next(validation_batches(self.parts.data.val, b.sequence_tokens, e.tokens, b.micro_sequences))
+        tokens = torch.from_numpy(first.tokens).to(self.window.device)
         share = block_share(self.config.model, tokens, self.window, end_of_text=self.config.data.end_of_text)
         return {} if share is None else {"full_block_share": float(share)}
 
     def save(self, step: int) -> None:
+        """Leave a checkpoint, if this rank writes; the others wait for it at their next exchange."""
         with self.meter.paused():
             self.recorder.flush()
+            if self.log is None:
+                return
             state = {
                 "cursor": {"step": step},
                 "metrics_bytes": self.log.position(),
@@ -138,8 +155,8 @@ class Trainer:
             store.save(self.folder, checkpoint, keep=self.config.checkpoint.keep)
 
     def training_batches(self) -> Iterator[DeviceBatch]:
-        c = self.config
-        source = batches(self.parts.data.train, c.data, c.batch, seed=c.seed, start=Cursor(step=self.start))
+        c, r, start = self.config, self.ranks, Cursor(step=self.start)
+        source = batches(self.parts.data.train, c.data, c.batch, seed=c.seed, start=start, rank=r.rank, world=r.world)
         return (batch for batch, _ in feed(source, self.parts.machine.device))
 
     def _guards(self, step: int) -> AbstractContextManager[object]:
@@ -155,19 +172,28 @@ class Trainer:
         else:
             values = {"train_loss": gradient()}
             self.parts.optimizer.step(**rates)
-        self.parts.optimizer.zero_grad()
+        self._forget_gradients()
         return values
 
-    def _gradient(self, step: int, batch: DeviceBatch, after_each: Callable[[], None] | None = None) -> Tensor:
+    def _forget_gradients(self) -> None:
+        views = self.ranks.world > 1 and self.config.parallel.bucket_views
+        if views and self.share.sequences > self.share.micro_sequences:
+            zero_in_place_(self.parts.model.parameters())
+        else:  # None: the first micro-batch writes its gradient and need not add it
+            self.parts.optimizer.zero_grad()
+
+    def _gradient(self, step: int, batch: DeviceBatch) -> Tensor:
+        """Compute it; the mean loss of the global batch where it will be recorded, else this rank's share of it."""
         with self._guards(step):
-            return accumulate_gradient(
-                self.parts.forward,
+            loss = accumulate_gradient(
+                self.parts.replica,
                 batch,
                 self.window,
-                micro_sequences=self.config.batch.micro_sequences,
+                micro_sequences=self.share.micro_sequences,
                 padded=self.config.data.align_documents,
-                after_each=after_each,
+                ranks=self.ranks,
             )
+        return self.ranks.sum_(loss) if self._record_due(step + 1) else loss
 
     def _rates(self, step: int) -> dict[str, float]:
         return {"lr_scale": self.lr_scale_at(step), "momentum": muon_momentum(step, self.config.optim.muon)}

@@ -1,8 +1,9 @@
-"""A run from its folder's first file to its finished card."""
+"""A run from its folder's first file to its finished card. Of several ranks only the first writes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import torch
 
@@ -17,6 +18,7 @@ from paceline.metrics.memory import peak_bytes
 from paceline.metrics.meter import Meter, MeterState, seconds_since_launch
 from paceline.metrics.records import EvalRecord, read_metrics
 from paceline.metrics.sinks import JsonlSink, fan_out
+from paceline.parallel.ranks import ALONE, Ranks, joined
 from paceline.train.assemble import Machine, Parts, assemble, inspect_machine
 from paceline.train.config import RunConfig
 from paceline.train.loop import Outcome, Trainer
@@ -31,27 +33,35 @@ class Finished:
     """0, or 128 + the signal that ended the run early."""
 
 
-def start_run(config: RunConfig, folder: RunFolder, *, preset: RunConfig) -> Finished:
-    """Train from step 0. `preset` is what the card's diff is taken against."""
-    resolved, machine = inspect_machine(config)
-    parts = assemble(resolved, machine)
-    folder.write_config(to_dict(config))
-    if parts.tokenizer is not None:
-        parts.tokenizer.save(folder.path)
-    card = _first_card(config, folder, parts, preset)
-    return _train(parts, folder, card, _Position())
+def start_run(config: RunConfig, folder: RunFolder, *, preset: RunConfig, ranks: Ranks = ALONE) -> Finished:
+    """Train from step 0. `preset` is what the card's diff is taken against. Only the first rank touches `folder`."""
+    resolved, machine = inspect_machine(config, ranks)
+    with joined(ranks, machine.device, timeout_s=config.parallel.timeout_s):
+        parts = assemble(resolved, machine, ranks)
+        if ranks.first:
+            folder.write_config(to_dict(config))
+            if parts.tokenizer is not None:
+                parts.tokenizer.save(folder.path)
+        return _train(parts, folder, _first_card(config, folder, parts, preset), _Position())
 
 
-def resume_run(config: RunConfig, folder: RunFolder) -> Finished:
-    """Go on from the newest good checkpoint of a run, as if it had not stopped."""
-    checkpoint, passed_over = store.newest_good(folder)
-    resolved, machine = inspect_machine(config)
-    parts = assemble(resolved, machine)
+def resume_run(config: RunConfig, folder: RunFolder, ranks: Ranks = ALONE) -> Finished:
+    """Go on from the newest good checkpoint of a run, as if it had not stopped. Every rank reads it from `folder`."""
+    resolved, machine = inspect_machine(config, ranks)
+    with joined(ranks, machine.device, timeout_s=config.parallel.timeout_s):
+        checkpoint, passed_over = ranks.from_first(lambda: store.newest_good(folder))
+        parts = assemble(resolved, machine, ranks)
+        card, position = _restore(parts, folder, checkpoint, passed_over)
+        return _train(parts, folder, card, position)
+
+
+def _restore(parts: Parts, folder: RunFolder, checkpoint: Path, passed_over: list[str]) -> tuple[RunCard, "_Position"]:
+    """Fill `parts` from a checkpoint; the card so far and where to go on."""
     saved = store.load(checkpoint)
     parts.model.load_state_dict(saved.model)
     parts.optimizer.load_state_dict(saved.optimizer)
     notes = [*(f"passed over {reason}" for reason in passed_over), f"resumed from {checkpoint.name}"]
-    for note in notes:
+    for note in notes if parts.ranks.first else ():
         print(note)
     card = read_card(folder.path)
     position = _Position(
@@ -59,7 +69,7 @@ def resume_run(config: RunConfig, folder: RunFolder) -> Finished:
         metrics_bytes=int(saved.state["metrics_bytes"]),
         clocks=from_dict(MeterState, saved.state["clocks"]),
     )
-    return _train(parts, folder, replace(card, notes=(*card.notes, *notes), ended=None), position)
+    return replace(card, notes=(*card.notes, *notes), ranks=parts.ranks.world, ended=None), position
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,7 @@ class _Position:
 
 
 def _train(parts: Parts, folder: RunFolder, card: RunCard, position: _Position) -> Finished:
-    config, device = parts.config, parts.machine.device
+    config, device, ranks = parts.config, parts.machine.device, parts.ranks
     meter = Meter(
         free_steps=config.train.free_steps,
         tokens_per_step=config.batch.tokens,
@@ -80,18 +90,23 @@ def _train(parts: Parts, folder: RunFolder, card: RunCard, position: _Position) 
         already_s=seconds_since_launch(),
         wait=_waiter(parts.machine),
     )
-    log = JsonlSink(folder.metrics, position=position.metrics_bytes)
-    evaluations = read_metrics(folder.path)[1] if position.metrics_bytes else []
-    sink = fan_out([log, ConsoleSink(steps=config.steps, start_step=position.step)])
+    log = JsonlSink(folder.metrics, position=position.metrics_bytes) if ranks.first else None
+    evaluations = ranks.from_first(lambda: read_metrics(folder.path)[1] if position.metrics_bytes else [])
+    sink = fan_out([log, ConsoleSink(steps=config.steps, start_step=position.step)] if log else [])
     trainer = Trainer(parts, folder, meter, log, sink, start=position.step, evaluations=evaluations)
-    write_card(folder.path, card)
+
+    def write(card: RunCard) -> None:
+        if ranks.first:
+            write_card(folder.path, card)
+
+    write(card)
     with stop_on_signals() as stop:
         try:
-            outcome = trainer.run(stop, lambda _: write_card(folder.path, _judged(card, trainer.evaluations, meter)))
+            outcome = trainer.run(stop, lambda _: write(_judged(card, trainer.evaluations, meter)))
         finally:
             sink.close()
     card = _last_card(card, outcome, meter, parts, str(device))
-    write_card(folder.path, card)
+    write(card)
     return Finished(card, parts, _exit_code(stop, card))
 
 
@@ -120,6 +135,7 @@ def _first_card(config: RunConfig, folder: RunFolder, parts: Parts, preset: RunC
         environment=environment(),
         started=_now(),
         device=parts.machine.device.type,
+        ranks=parts.ranks.world,
         notes=parts.machine.notes,
     )
 
@@ -144,6 +160,7 @@ def _last_card(card: RunCard, outcome: Outcome, meter: Meter, parts: Parts, devi
     config = parts.config
     if outcome.evaluations:
         card = _judged(card, list(outcome.evaluations), meter)
+    rate = meter.mean_tokens_per_s
     flops = mean_flops_per_token(config.model, sequence_tokens=config.batch.sequence_tokens, steps=config.steps)
     return replace(
         card,
@@ -154,8 +171,8 @@ def _last_card(card: RunCard, outcome: Outcome, meter: Meter, parts: Parts, devi
         wall_s=meter.wall_s,
         startup_s=meter.startup_s,
         first_steps_s=meter.first_steps_s,
-        tokens_per_s=meter.mean_tokens_per_s,
-        mfu=utilisation(flops, meter.mean_tokens_per_s, str(card.environment.get("gpu", "")) or None),
+        tokens_per_s=rate,
+        mfu=utilisation(flops, rate, str(card.environment.get("gpu", "")) or None, gpus=card.ranks),
         peak_bytes=peak_bytes(device),
         ended=_now(),
     )

@@ -1,35 +1,35 @@
-"""One gradient: the true mean over the global batch, summed over micro-batches that change nothing."""
-
-from collections.abc import Callable
+"""One gradient: the true mean over the global batch, summed over micro-batches and ranks that change nothing."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.data.feed import DeviceBatch
 from paceline.model.loss import IGNORE_TARGET
-from paceline.train.assemble import Forward
+from paceline.parallel.gradients import exchange
+from paceline.parallel.ranks import ALONE, Ranks
 
 
 def accumulate_gradient(
-    forward: Forward,
+    model: nn.Module,
     batch: DeviceBatch,
     window: Tensor,
     *,
     micro_sequences: int,
     padded: bool = False,
-    after_each: Callable[[], None] | None = None,
+    ranks: Ranks = ALONE,
 ) -> Tensor:
-    """Add d(mean loss)/d(weights) into every `.grad`; the mean loss, 0-D fp32, stays on the device.
+    """Add d(mean loss)/d(weights) into every `.grad`; `batch` is this rank's share of the global batch.
 
-    Each micro-batch's losses are summed and divided by the counted targets of the whole batch, so the result does not
-    depend on how the batch is cut. `padded`: some targets do not count. `after_each` is called after every micro-batch.
+    Each micro-batch's losses are summed and divided by the counted targets of the global batch, so the result does not
+    depend on how the batch is cut. Ranks exchange gradients once, in the last backward pass. `padded`: some targets do
+    not count. Returns this rank's share of the mean loss, 0-D fp32, on the device; the shares of all add up to it.
     """
-    counted = (batch.targets != IGNORE_TARGET).sum() if padded else batch.targets.numel()
+    counted = ranks.sum_((batch.targets != IGNORE_TARGET).sum()) if padded else ranks.world * batch.targets.numel()
     total = torch.zeros((), device=batch.tokens.device)
-    for tokens, targets in zip(batch.tokens.split(micro_sequences), batch.targets.split(micro_sequences), strict=True):
-        loss = forward(tokens, targets, window).sum() / counted
-        loss.backward()
+    micro = list(zip(batch.tokens.split(micro_sequences), batch.targets.split(micro_sequences), strict=True))
+    for number, (tokens, targets) in enumerate(micro, start=1):
+        with exchange(model, now=number == len(micro)):
+            loss = model(tokens, targets, window).sum() / counted
+            loss.backward()
         total += loss.detach()
-        if after_each is not None:
-            after_each()
     return total

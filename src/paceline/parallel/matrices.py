@@ -1,0 +1,68 @@
+"""Muon's work dealt over ranks: each orthogonalises some matrices of every stack, as one batch, and all gather them.
+
+A stack's matrices go to ranks in equal runs. Those that are left over, one to a rank, go on from where the stack before
+ended, so that their cost goes round. The gather wants equal runs, so a short one is filled up with memory that nobody
+reads: no matrix is worked on twice or for nothing, whatever the numbers of matrices and ranks. A stack travels while
+the next one is worked on. It costs a copy of each stack, and the wire carries the iteration's own format (170 MB a step
+for record 18 in bf16).
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.optim.muon import Orthogonalise, ShareWork, all_here
+from paceline.parallel.ranks import Ranks
+
+
+def share_over(ranks: Ranks) -> ShareWork:
+    """How these ranks do Muon's work together; alone, all of it here."""
+    return all_here if ranks.world == 1 else partial(_share, ranks)
+
+
+def deal(counts: Sequence[int], world: int) -> list[list[slice]]:
+    """For each stack of so many matrices, which of them each rank works on: rank by rank, all of them once."""
+    dealt, turn = [], 0
+    for count in counts:
+        each, left_over = divmod(count, world)
+        sizes = [each + ((rank - turn) % world < left_over) for rank in range(world)]
+        dealt.append([slice(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)])
+        turn += left_over
+    return dealt
+
+
+def _share(ranks: Ranks, orthogonalise: Orthogonalise, directions: list[Tensor]) -> list[Tensor]:
+    """A `ShareWork`. Every rank ends with the same bits, since each matrix is computed once."""
+    dealt = deal([len(stack) for stack in directions], ranks.world)
+    gathers = [
+        _Gather(orthogonalise(stack[shares[ranks.rank]]), shares)
+        for stack, shares in zip(directions, dealt, strict=True)
+    ]
+    return [gather.stack() for gather in gathers]
+
+
+class _Gather:
+    """One stack on its way: `own` are this rank's matrices, `shares` says which ranks have which."""
+
+    def __init__(self, own: Tensor, shares: list[slice]) -> None:
+        self._sizes = [share.stop - share.start for share in shares]
+        run = max(self._sizes)
+        self._sent = own.contiguous() if len(own) == run else _filled_up(own, run)  # kept until all have it
+        self._received = own.new_empty(len(shares) * run, *own.shape[1:])
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
+        self._work: dist.Work = gather(self._received, self._sent, async_op=True)
+
+    def stack(self) -> Tensor:
+        self._work.wait()
+        runs = self._received.chunk(len(self._sizes))
+        return torch.cat([run[:size] for run, size in zip(runs, self._sizes, strict=True)])
+
+
+def _filled_up(own: Tensor, run: int) -> Tensor:
+    whole = own.new_empty(run, *own.shape[1:])
+    whole[: len(own)] = own
+    return whole

@@ -1,0 +1,128 @@
+"""Who this process is among those of a run, and the few things that all of them do together.
+
+torchrun starts the processes and tells each its place in variables of the environment. Each keeps the whole model and
+takes its share of the batch, of the matrices and of the validation; the first one alone writes files and speaks. One
+class serves for one process and for many: alone, every method returns at once and there is no process group.
+
+CPU tensors travel by gloo, also beside NCCL, so that processes can agree on something without waiting for a GPU.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.core.errors import ConfigError, PacelineError
+
+T = TypeVar("T")
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+"""Set by torchrun. Cluster managers may set the first two for the whole machine; LOCAL_RANK means torchrun."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """`rank` of `world`, and the number among those on the same machine."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the one that writes files and speaks."""
+        return self.rank == 0
+
+    def sum_(self, values: Tensor) -> Tensor:
+        """Replace `values` by their sum over all ranks. On a GPU nothing waits but the stream."""
+        if self.world > 1:
+            dist.all_reduce(values)
+        return values
+
+    def largest_(self, values: Tensor) -> Tensor:
+        """Replace `values` by the largest of all ranks."""
+        if self.world > 1:
+            dist.all_reduce(values, dist.ReduceOp.MAX)
+        return values
+
+    def from_first(self, find: Callable[[], T]) -> T:
+        """What `find` returns on the first rank, which alone calls it."""
+        found = [find() if self.first else None]
+        if self.world > 1:
+            dist.broadcast_object_list(found, src=0)
+        return cast(T, found[0])
+
+    def wait_for_all(self) -> None:
+        self.sum_(torch.zeros(()))
+
+
+ALONE = Ranks()
+
+
+def ranks_from_environment() -> Ranks:
+    """This process's place as torchrun tells it; alone without torchrun."""
+    if "LOCAL_RANK" not in os.environ:
+        return ALONE
+    told = {name: os.environ.get(name, "") for name in VARIABLES}
+    if not all(value.isdecimal() for value in told.values()):
+        said = ", ".join(f"{name}={value!r}" for name, value in told.items())
+        raise ConfigError(f"{said}: torchrun sets all three to numbers; unset them or start with torchrun")
+    rank, world, local_rank = (int(value) for value in told.values())
+    return Ranks(rank=rank, world=world, local_rank=local_rank)
+
+
+@contextlib.contextmanager
+def joined(ranks: Ranks, device: torch.device, *, timeout_s: float) -> Iterator[None]:
+    """While the block runs, the processes of a run can talk. A rank that hears nothing for `timeout_s` gives up."""
+    if ranks.world == 1:
+        yield
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # streams and waits without a name mean this one
+    back_ends = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(back_ends, timeout=timedelta(seconds=timeout_s))
+    try:
+        yield
+        ranks.wait_for_all()  # the first may still be saving
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or "gloo" in str(error):
+            raise PacelineError(_lost(ranks, error)) from error
+        raise
+    dist.destroy_process_group()  # not after an error: it could wait for a collective that never ends
+
+
+def _lost(ranks: Ranks, error: Exception) -> str:
+    return (
+        f"rank {ranks.rank} of {ranks.world} lost another rank, whose own message says why; continue with --resume "
+        f"({str(error).splitlines()[0]})"
+    )
+
+
+class Vote:
+    """Whether any rank wishes something, with the same answer for all at the same call.
+
+    A call posts this rank's wish and answers with the wishes of the call before, which are there by then: ranks agree
+    one step late and none of them waits, neither for a GPU nor for a rank that is less than a step behind. Alone, the
+    answer is the wish."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._posted: tuple[Tensor, dist.Work] | None = None
+
+    def __call__(self, wish: bool) -> bool:
+        if self._ranks.world == 1:
+            return wish
+        before, flag = self._posted, torch.tensor(int(wish))
+        work = dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
+        assert work is not None
+        self._posted = flag, work
+        if before is None:
+            return False
+        before[1].wait()
+        return bool(before[0])
