@@ -14,6 +14,7 @@ from paceline.core.command_line import Bare, Positional, parse
 from paceline.core.errors import ConfigError
 from paceline.core.files import write_json
 from paceline.core.schema import Change, changes
+from paceline.lab.bench.start import START_STEPS, compile_cache, measure_start
 from paceline.recipes.presets import preset
 from paceline.train.config import RunConfig
 
@@ -81,6 +82,10 @@ def step(argv: Sequence[str]) -> int:
 
     base = base_config(argv)
     arguments = parse_arguments(StepArgs, argv, base)
+    if arguments.start and arguments.config.steps < START_STEPS:
+        raise ConfigError(
+            f"--steps {arguments.config.steps}: a start is measured over {START_STEPS}; use more, or --no-start"
+        )
     with tempfile.TemporaryDirectory() as folder:
         result = _measure_step(arguments, base, Path(folder))
     return _give(result, arguments, ["bench", "step", *argv], show_step)
@@ -111,8 +116,6 @@ def parse_arguments(cls: type[Args], argv: Sequence[str], base: RunConfig) -> Ar
 
 def _measure_step(arguments: StepArgs, base: RunConfig, folder: Path) -> dict[str, Any]:
     """The start comes first: what it has compiled is there for the steps, and the device is all its own."""
-    from paceline.lab.bench.start import compile_cache, measure_start
-
     with compile_cache(folder / "cache") if arguments.start else contextlib.nullcontext():
         starts = measure_start(train_words(arguments, base), folder, say=_say) if arguments.start else {}
         measured = _measure_here(arguments, folder)

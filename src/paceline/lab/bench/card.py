@@ -48,11 +48,13 @@ def sample_card(device: torch.device) -> Iterator[Callable[[], CardSample]]:
 
 
 def _command(device: torch.device) -> tuple[str, ...]:
-    """Empty where there is nothing to ask. The card is named by its number, of which torch may see another order."""
+    """Empty where there is nothing to ask. Among several cards the one that torch uses is asked for by name, since the
+    driver may count them in another order."""
     if device.type != "cuda":
         return ()
-    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    return ("nvidia-smi", *QUERY, *(() if uuid is None else ("-i", f"GPU-{uuid}")))
+    if torch.cuda.device_count() == 1:
+        return ("nvidia-smi", *QUERY)
+    return ("nvidia-smi", *QUERY, "-i", f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
 
 def read_answers(answers: list[str | None]) -> CardSample:

@@ -62,5 +62,5 @@ def _start(words: Sequence[str], run: Path) -> float:
         raise kind(f"the start cannot be measured: {last.removeprefix('paceline: ')}")
     card = read_card(run)
     if card.startup_s is None or card.first_steps_s is None:
-        raise UserError(f"--steps {card.steps}: a start is measured over {START_STEPS}; use more, or --no-start")
+        raise PacelineError(f"the start cannot be measured: the run ended after {card.steps_done} steps")
     return card.startup_s + card.first_steps_s
