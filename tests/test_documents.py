@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import VERBS
-from paceline.commands import data, doctor, ledger, presets, report, sample, train
+from paceline.commands import bench, data, doctor, ledger, presets, report, sample, train
 from paceline.core.command_line import parse
 from paceline.recipes.presets import preset
 
@@ -24,6 +24,7 @@ ARGUMENTS = {
     "report": report.ReportArgs,
     "doctor": doctor.DoctorArgs,
 }
+BENCHES = {"bench step": bench.StepArgs, "bench gemm": bench.GemmArgs}
 FENCED = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:paceline|make) [^`\n]+)`")
 
@@ -55,6 +56,8 @@ def test_a_documented_command_parses(command: str) -> None:
     if verb == "train":
         base = preset("demo") if "--resume" in rest else train.base_config(rest)  # there is no run to resume here
         train.parse_arguments(rest, base)
+    elif verb in BENCHES:
+        bench.parse_arguments(BENCHES[verb], rest, train.base_config(rest))
     elif rest != ["--help"]:
         parse(ARGUMENTS[verb], rest, verb=verb, description="")
 
