@@ -128,10 +128,11 @@ def _measure_here(arguments: StepArgs, folder: Path) -> dict[str, Any]:
     from paceline.lab.bench.steps import Steps
 
     steps = Steps(arguments.config, folder)
-    peak_flops_per_s = measured_peak(steps.device)
-    _say("first steps, which compile where the preset asks for it")
-    steps.warm_up()
+    peak_flops_per_s = measured_peak(steps.machine)
     times = profile = None
+    if arguments.times or arguments.profile:
+        _say("first steps, which compile where the preset asks for it")
+        steps.warm_up()
     if arguments.times:
         _say("timed steps")
         times = steps.times(points=arguments.points, repeats=arguments.repeats)
@@ -141,7 +142,7 @@ def _measure_here(arguments: StepArgs, folder: Path) -> dict[str, Any]:
     return {
         **figures_of_times(steps.config, times, peak_flops_per_s),
         **figures_of_profile(profile, steps.sizes()),
-        "notes": list(steps.notes),
+        "notes": list(steps.machine.notes),
     }
 
 

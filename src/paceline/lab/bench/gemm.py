@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.lab.bench.matmul import DTYPE, measured_peak, median_seconds
+from paceline.lab.bench.matmul import measured_peak, median_seconds
 from paceline.lab.bench.shapes import Product, mean_step_flops, products_of
+from paceline.model.dtypes import torch_dtype
 from paceline.train.assemble import inspect_machine
 from paceline.train.config import RunConfig
 
@@ -36,20 +37,20 @@ class ProductTime:
 def measure_products(config: RunConfig, *, repeats: int) -> dict[str, Any]:
     """Each product of a step, their sum, and what the whole model's arithmetic would take at their rate."""
     resolved, machine = inspect_machine(config)
-    times = [time_product(product, machine.device, repeats=repeats) for product in products_of(resolved)]
+    device, dtype = machine.device, torch_dtype(resolved.model.precision.compute)
+    times = [time_product(product, device, dtype, repeats=repeats) for product in products_of(resolved)]
     gemm_s = sum(time.seconds * time.product.calls for time in times)
     flops_per_s = sum(time.product.flops * time.product.calls for time in times) / gemm_s
     return {
         "gemm_s": gemm_s,
         "gemm_tflops": flops_per_s / 1e12,
         "floor_s": mean_step_flops(resolved) / flops_per_s,
-        "peak_tflops": measured_peak(machine.device) / 1e12,
+        "peak_tflops": measured_peak(machine) / 1e12,
         "products": [row_of(time) for time in times],
     }
 
 
-def time_product(product: Product, device: torch.device, *, repeats: int) -> ProductTime:
-    dtype = DTYPE[device.type]
+def time_product(product: Product, device: torch.device, dtype: torch.dtype, *, repeats: int) -> ProductTime:
     bytes_of_one = (product.rows + product.columns) * product.depth * dtype.itemsize
     copies = 1 + COLD_BYTES[device.type] // bytes_of_one
     operands = itertools.cycle([_operands(product, device, dtype) for _ in range(copies)])

@@ -1,4 +1,4 @@
-"""Matrix products by themselves: how fast this device can multiply, and how fast it multiplies in the step's shapes."""
+"""Timing without waits, and how fast this machine multiplies at best."""
 
 import itertools
 import statistics
@@ -7,19 +7,19 @@ from collections.abc import Callable
 
 import torch
 
+from paceline.train.assemble import Machine
+
 PEAK_SIDE = {"cuda": 8192, "cpu": 1024}
 """Side of the square product whose rate counts as the device's peak: large enough that nothing but the product is
 measured."""
-DTYPE = {"cuda": torch.bfloat16, "cpu": torch.float32}
-"""Formats of products: a CPU computes the presets' bf16 in fp32."""
 
 
-def measured_peak(device: torch.device, *, repeats: int = 20) -> float:
-    """FLOP/s of a large square product of random matrices, in the format that the device trains in."""
-    side, dtype = PEAK_SIDE[device.type], DTYPE[device.type]
-    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+def measured_peak(machine: Machine, *, repeats: int = 20) -> float:
+    """FLOP/s of a large square product of random matrices, in bf16 where the machine has it, else in fp32."""
+    side, dtype = PEAK_SIDE[machine.device.type], torch.bfloat16 if machine.bf16 else torch.float32
+    a, b = (torch.randn(side, side, device=machine.device, dtype=dtype) for _ in range(2))
     out = torch.empty_like(a)
-    return 2 * side**3 / median_seconds(lambda: torch.mm(a, b, out=out), device, repeats=repeats)
+    return 2 * side**3 / median_seconds(lambda: torch.mm(a, b, out=out), machine.device, repeats=repeats)
 
 
 def median_seconds(work: Callable[[], object], device: torch.device, *, repeats: int, warm_up: int = 3) -> float:

@@ -6,6 +6,7 @@ process existed to an idle device after step 10, validation left out. No torch.
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -61,6 +62,7 @@ def _start(words: Sequence[str], run: Path) -> float:
         kind = UserError if done.returncode == UserError.exit_code else PacelineError
         raise kind(f"the start cannot be measured: {last.removeprefix('paceline: ')}")
     card = read_card(run)
+    shutil.rmtree(run)  # a checkpoint at full size is some gigabytes
     if card.startup_s is None or card.first_steps_s is None:
         raise PacelineError(f"the start cannot be measured: the run ended after {card.steps_done} steps")
     return card.startup_s + card.first_steps_s

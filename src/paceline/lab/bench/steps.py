@@ -63,7 +63,7 @@ class Steps:
     def __init__(self, config: RunConfig, folder: Path) -> None:
         """`folder` is a temporary one: a Trainer has files, though nothing is written to them here."""
         resolved, machine = inspect_machine(config)
-        self.config, self.device, self.notes = resolved, machine.device, machine.notes
+        self.config, self.machine, self.device = resolved, machine, machine.device
         parts = assemble(resolved, machine)
         meter = Meter(free_steps=0, tokens_per_step=resolved.batch.tokens)
         log = JsonlSink(folder / "metrics.jsonl")
@@ -81,6 +81,7 @@ class Steps:
         chosen = points_of(self.windows, points)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
+        self._take(chosen[0].step)  # so that the host is ahead when the clock starts
         marks = [mark(self.device)]
         with sample_card(self.device) as card:
             for point in chosen:
