@@ -99,6 +99,19 @@ def test_the_trace_is_kept_compressed(folder: Path) -> None:
     assert names >= {"paceline: steps", "paceline: data", "paceline: optimizer", "aten::mm"}
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_the_kernels_of_compiled_code_have_their_classes(tmp_path: Path) -> None:
+    flags = ["--train.device", "cuda", "--train.compile", "--no-start", "--points", "1"]
+    assert main(["bench", "step", "demo", *words(tmp_path), *flags, "--out", str(tmp_path / "step.json")]) == 0
+    result = json.loads((tmp_path / "step.json").read_text())
+    assert sum(result["shares"].values()) == pytest.approx(1)
+    for part in ("head_and_loss", "mlp", "attention_projections", "attention", "norms_and_mixes", "optimizer", "data"):
+        assert result["shares"][part] > 0, part
+    assert any(row["name"].startswith("triton_") for row in result["kernels"])
+    assert result["peak_gib"] > 0
+    assert result["sm_clock_mhz"] > 0
+
+
 def test_only_the_profile_and_a_table_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "step", "demo", *words(tmp_path), "--no-times", "--no-start"]) == 0
     said = capsys.readouterr().out
