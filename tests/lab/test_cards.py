@@ -11,6 +11,7 @@ import pytest
 from paceline.core.errors import PacelineError, UserError
 from paceline.lab import cards
 from paceline.lab.claims import claims
+from paceline.lab.results import files_of
 from paceline.lab.technique import command
 from paceline.lab.techniques import TECHNIQUES
 
@@ -80,7 +81,8 @@ def test_a_card_has_all_that_the_table_knows(key: str) -> None:
     for part in (one.title, one.what, one.public, one.cost, one.formula or "", *one.code, *one.tests):
         assert part in text
     assert (command(one) or "None: it is always so.") in text
-    assert (cards.NOT_MEASURED in text) == (not one.measurements)
+    assert (cards.NOT_MEASURED in text) == (not files_of(one))
+    assert all(f"benchmarks/results/{name})" in text for name in files_of(one))
     assert all(claim.claim in text for claim in claims() if key in claim.techniques)
 
 
@@ -100,7 +102,10 @@ def test_every_claim_is_in_the_ledger_and_leads_to_its_techniques() -> None:
                 break
             below.append(line)
         for key in claim.techniques:
-            assert any(f"(techniques/{key}.md)" in line for line in below)
+            line = next(line for line in below if f"(techniques/{key}.md)" in line)
+            one = TECHNIQUES[key]
+            for part in (*(f"`{s.field}`" for s in one.switches), *one.code, *one.tests, *files_of(one)):
+                assert part in line, f"{claim.at} {key}: the line does not lead to {part}"
         assert below, "a claim without techniques says so"
 
 

@@ -15,6 +15,7 @@ from paceline.core.command_line import parse
 from paceline.core.errors import PacelineError, UserError
 from paceline.lab.claims import VERDICTS, Claim, Seed, claims, counts, seeds
 from paceline.lab.ledger import count_line
+from paceline.lab.results import Pair, Series, all_series, files_of, names, pairs, read, switches_between, told
 from paceline.lab.technique import Given, Measurement, Switch, Technique, command
 from paceline.lab.techniques import TECHNIQUES, TOPICS
 from paceline.lab.totals import whole_record
@@ -50,7 +51,7 @@ def card(technique: Technique) -> str:
         "## What it buys",
         _paragraphs(technique.public, whole_record(technique.record) if technique.record else None),
         f"**Cost.** {technique.cost}",
-        f"**Measured here.** {_measured(technique.measurements, '../..')}",
+        f"**Measured here.** {_measured_technique(technique)}",
         _claims_section(technique),
     ]
     return "\n\n".join(section for section in sections if section)
@@ -87,14 +88,32 @@ def _value(value: Any) -> str:
     return f"`{value:.6g}`" if isinstance(value, float) and value else f"`{value}`"
 
 
-def _measured(measurements: Sequence[Measurement], root: str) -> str:
-    if not measurements:
-        return NOT_MEASURED
-    return " ".join(f"{m.said} ({_files(m, root)})" for m in measurements)
+def _measured_technique(technique: Technique) -> str:
+    said = [_measured(measurement, "../..") for measurement in technique.measurements]
+    compared = [_compared(pair) for pair in pairs(technique)]
+    return _paragraphs(" ".join(said) or None, *compared) or NOT_MEASURED
 
 
-def _files(measurement: Measurement, root: str) -> str:
-    return ", ".join(f"[`{name}`]({root}/benchmarks/results/{name})" for name in measurement.files)
+def _measured(measurement: Measurement, root: str) -> str:
+    return f"{told(measurement)} ({_files(measurement.files, root)})"
+
+
+def _compared(pair: Pair) -> str:
+    """Two runs side by side, the commands that made them, and that they are no isolation."""
+    first, second = pair.arms
+    diff = f"`paceline diff {first.preset} {second.preset}`"
+    intro = (
+        f"{pair.series.setting[0].upper()}{pair.series.setting[1:]} ({_files(pair.files, '../..')}). {diff} shows the "
+        f"{switches_between(pair)} settings between these two, so this bounds the technique and does not isolate it."
+    )
+    rows = [(f"`{arm.preset}`", "yes" if arm is pair.having else "no", *arm.values) for arm in pair.arms]
+    commands = "\n".join(pair.series.command(arm) for arm in pair.arms)
+    table = _table(("run", "has it", *pair.series.columns), rows)
+    return _paragraphs(intro, table, " ".join(pair.notes), f"```sh\n{commands}\n```")
+
+
+def _files(files: Iterable[str], root: str) -> str:
+    return ", ".join(f"[`{name}`]({root}/benchmarks/results/{name})" for name in files)
 
 
 def _claims_section(technique: Technique) -> str | None:
@@ -117,7 +136,22 @@ def index() -> str:
         f"## {topic}\n\n" + _table(("technique", "record", "presets", "switch"), map(_index_row, group))
         for topic, group in TOPICS.items()
     ]
-    return _paragraphs("# Techniques", intro, *tables)
+    return _paragraphs("# Techniques", intro, *tables, _measured_runs())
+
+
+def _measured_runs() -> str:
+    """Every result file, and the presets side by side."""
+    files = [
+        (_files([name], "../.."), str(read(name).get("what", "–")), str(read(name).get("date", "–")))
+        for name in names()
+    ]
+    return _paragraphs("## Measured here", _table(("file", "what", "date"), files), *map(_series, all_series()))
+
+
+def _series(series: Series) -> str:
+    rows = [(f"`{arm.preset}`", *arm.values, _files([arm.file], "../..")) for arm in series.arms]
+    heading = f"### {series.setting[0].upper()}{series.setting[1:]}"
+    return _paragraphs(heading, _table(("run", *series.columns, "file"), rows))
 
 
 def _index_row(technique: Technique) -> tuple[str, ...]:
@@ -145,7 +179,7 @@ def _count_cells(found: Iterable[Claim]) -> tuple[str, ...]:
 
 def _ledger_seed(seed: Seed) -> str:
     rows = [
-        (c.at, c.claim, f"**{c.verdict}**", c.fact, _measured((c.measured,), "..") if c.measured else "–")
+        (c.at, c.claim, f"**{c.verdict}**", c.fact, _measured(c.measured, "..") if c.measured else "–")
         for c in seed.claims
     ]
     table = _table(("at", "claim", "verdict", "fact", "measured"), rows)
@@ -181,14 +215,14 @@ def _trace_seed(seed: Seed) -> str:
 
 def _trace_claim(claim: Claim) -> str:
     head = f"- **{claim.at}** {claim.claim} *{VERDICTS[claim.verdict].capitalize()}.*"
-    own = [f"    - measured: {_measured((claim.measured,), '..')}"] if claim.measured else []
+    own = [f"    - measured: {_measured(claim.measured, '..')}"] if claim.measured else []
     lines = [f"    - {_trace_technique(TECHNIQUES[key])}" for key in claim.techniques]
     return "\n".join([head, *own, *(lines or ["    - concerns no technique"])])
 
 
 def _trace_technique(technique: Technique) -> str:
     switch = ", ".join(f"`{s.field}` {_value(s.on)} / {_value(s.off)}" for s in technique.switches)
-    measured = ", ".join(_files(m, "..") for m in technique.measurements)
+    measured = _files(files_of(technique), "..")
     parts = [
         f"[{technique.title}](techniques/{technique.key}.md)",
         f"switch {switch}" if switch else "always on",

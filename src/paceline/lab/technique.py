@@ -39,7 +39,8 @@ class Given:
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     said: str
-    """What we measured, with its numbers."""
+    """What we measured. In a technique's, `{0[val_loss]:.4f}` stands for a value of the first file; a claim is also
+    shown where there are no files, and has its numbers written out."""
     files: tuple[str, ...]
     """Under benchmarks/results."""
 

@@ -2,7 +2,7 @@
 
 import math
 
-from paceline.lab.technique import Measurement, Switch, Technique, records
+from paceline.lab.technique import Switch, Technique, records
 
 ARCHITECTURE: tuple[Technique, ...] = (
     Technique(
@@ -336,14 +336,5 @@ ARCHITECTURE: tuple[Technique, ...] = (
             "read 3.5539 with 30 and 3.5205 with 15; the window there is 7 blocks in one and 8 in the other."
         ),
         cost="None.",
-        measurements=(
-            Measurement(
-                said=(
-                    "Record 17 against record 18, all changes together, 95 steps on the first five shards of en-140M, "
-                    "one H200, one seed each: validation loss 4.1776 against 4.1165. The cap alone is not measured."
-                ),
-                files=("h200-r17-95.json", "h200-r18-95.json"),
-            ),
-        ),
     ),
 )

@@ -34,15 +34,17 @@ MACHINE: tuple[Technique, ...] = (
         presets=records(4, 17),
         switches=(Switch("train.coordinate_descent", on=True, off=False),),
         code=("train/assemble.py:set_global_switches",),
-        tests=(PRESET_ONLY,),
+        tests=(
+            "train/test_machine_switches.py::test_the_compiler_tunes_only_if_asked_to",
+            "train/test_machine_switches.py::test_a_tuned_model_is_the_uncompiled_one_up_to_rounding",
+        ),
         public="Nothing isolates it; record 18's steps are 2.8 % slower than record 17's (148.08 against 144.00 ms).",
         cost="Minutes of tuning at every start from a cold cache.",
         measurements=(
             Measurement(
                 said=(
-                    "One H200: until the clock starts, after ten steps, record 17 with tuning takes 544.1 s and record "
-                    "18 without it 18.8 s. The GPU was shared, so neither is exact; the steps after that are not "
-                    "compared."
+                    "Until the clock starts, after ten steps, record 17 with tuning takes {0[first_steps_s]:.1f} s "
+                    "and record 18 without it {1[first_steps_s]:.1f} s, which is not all due to the tuning."
                 ),
                 files=("h200-r17-95.json", "h200-r18-95.json"),
             ),
@@ -59,7 +61,7 @@ MACHINE: tuple[Technique, ...] = (
         presets=records(16, 17),
         switches=(Switch("train.skip_guards", on=True, off=False),),
         code=("train/loop.py:Trainer._guards",),
-        tests=(PRESET_ONLY,),
+        tests=("train/test_machine_switches.py::test_after_five_steps_guards_are_skipped_and_no_bit_changes",),
         public="Nothing isolates it; with the rest of record 16 a step went from 161.13 to 157.15 ms.",
         cost="A changed shape would go unnoticed.",
     ),
@@ -74,7 +76,10 @@ MACHINE: tuple[Technique, ...] = (
         presets=records(17, 17),
         switches=(Switch("train.expandable_segments", on=True, off=False),),
         code=("train/assemble.py:set_global_switches",),
-        tests=(PRESET_ONLY,),
+        tests=(
+            "train/test_machine_switches.py::test_the_allocator_expands_its_segments_only_if_asked_to",
+            "train/test_machine_switches_gpu.py::test_segments_expand_only_if_asked_to_and_no_loss_changes",
+        ),
         public="Nothing isolates it. Record 17 allocates 31,361 MiB at its peak and reserves 36,734.",
         cost="None known.",
     ),

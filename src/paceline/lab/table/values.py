@@ -47,6 +47,7 @@ VALUES: tuple[Technique, ...] = (
         tests=(
             "model/test_gpt.py::test_layers_look_up_the_records_tables",
             "model/test_gpt.py::test_maps_at_another_depth_are_resolved_from_both_ends",
+            "model/test_gpt.py::test_a_value_table_exists_where_an_attention_asks_for_it_and_is_trained",
             "model/test_records.py::test_loss_and_every_gradient_in_fp32",
         ),
         public=(

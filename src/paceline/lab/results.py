@@ -1,0 +1,201 @@
+"""Our own measurements as the cards show them, read from benchmarks/results when the pages are made. No torch.
+
+A record changes many switches at once. Two runs that differ in a technique and otherwise in as little as possible give
+bounds for it, not its worth, and the text says so. New files of the same shape are found by their names.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import paceline
+from paceline.core.errors import PacelineError
+from paceline.core.schema import changes
+from paceline.lab.technique import Measurement, Technique
+from paceline.recipes.presets import preset
+from paceline.recipes.records import PUBLIC
+
+FOLDER = Path(paceline.__file__).parents[2] / "benchmarks" / "results"
+"""In a checkout; an installed package has no results."""
+GPU_RUN = re.compile(r"h200-r(\d\d)-\d+\.json")
+"""A whole record on one H200 for so many steps."""
+CPU_PRESETS = "presets-cpu-scale16.json"
+"""Every record at a sixteenth on a CPU."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What one run of a record says."""
+
+    preset: str
+    group: tuple[Any, ...]
+    """Runs of one group differ in their preset alone."""
+    file: str
+    values: tuple[str, ...]
+    """Cells under the series' columns."""
+    note: str | None
+    """What a reader of the numbers should know."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Runs to compare with each other, and how to say what they are."""
+
+    setting: str
+    columns: tuple[str, ...]
+    arms: tuple[Arm, ...]
+    command: Callable[[Arm], str]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs of a series of which one has a technique and the other does not."""
+
+    series: Series
+    without: Arm
+    having: Arm
+
+    @property
+    def arms(self) -> tuple[Arm, Arm]:
+        """In the order of their records."""
+        first, second = sorted((self.without, self.having), key=lambda arm: RANK[arm.preset])
+        return first, second
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(arm.file for arm in self.arms))
+
+    @property
+    def notes(self) -> list[str]:
+        """Said once if both have the same."""
+        first, second = self.arms
+        if first.note == second.note:
+            return [first.note] if first.note else []
+        return [f"`{arm.preset}`: {arm.note}" for arm in self.arms if arm.note]
+
+
+RANK = {name: place for place, name in enumerate(PUBLIC)}
+
+
+class _Object(dict[str, Any]):
+    """A JSON object in which a format string, `{0[original][266]}`, finds the key "266"."""
+
+    def __missing__(self, key: str | int) -> Any:
+        if isinstance(key, int):
+            return self[str(key)]
+        raise KeyError(key)
+
+
+@functools.cache
+def read(name: str, folder: Path = FOLDER) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"), object_hook=_Object)
+    except (OSError, ValueError) as error:
+        raise PacelineError(f"{folder / name}: not a result file: {error}") from None
+    return found
+
+
+def names(folder: Path = FOLDER) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.json"))
+
+
+def told(measurement: Measurement) -> str:
+    """The sentence with the numbers of its files: `{0[val_loss]:.4f}` is a value of the first of them."""
+    return measurement.said.format(*map(read, measurement.files))
+
+
+# ---- series of runs
+
+
+def all_series(folder: Path = FOLDER) -> list[Series]:
+    return [series for series in (_gpu_series(folder), _cpu_series(folder)) if series.arms]
+
+
+def _gpu_series(folder: Path) -> Series:
+    found = {name: read(name, folder) for name in names(folder) if GPU_RUN.fullmatch(name)}
+    columns = ("validation loss", "bits per byte", "train s", "s until the clock starts", "peak GiB")
+    return Series(
+        setting="one H200, one seed each",
+        columns=columns,
+        arms=tuple(_gpu_arm(name, values) for name, values in found.items()),
+        command=lambda arm: str(read(arm.file, folder)["command"]),
+    )
+
+
+def _gpu_arm(name: str, run: dict[str, Any]) -> Arm:
+    digits = {"val_loss": 4, "val_bpb": 4, "train_s": 1, "first_steps_s": 1, "peak_gib": 1}
+    cells = _cells(name, run, digits)
+    group = (run["steps"], run["seed"], run["data_fingerprint"])
+    return Arm(_preset_of(name), group, name, cells, run.get("note"))
+
+
+def _cells(name: str, values: dict[str, Any], digits: dict[str, int]) -> tuple[str, ...]:
+    """Each value with so many digits; a dash for one that was not measured."""
+    if missing := sorted(digits.keys() - values.keys()):
+        raise PacelineError(f"{name}: {', '.join(missing)} is not there; write null for what was not measured")
+    return tuple("–" if values[key] is None else f"{values[key]:.{places}f}" for key, places in digits.items())
+
+
+def _preset_of(name: str) -> str:
+    match = GPU_RUN.fullmatch(name)
+    record = match and int(match[1])
+    try:
+        return next(key for key, result in PUBLIC.items() if result.record == record)
+    except StopIteration:
+        raise PacelineError(f"{name}: there is no preset of record {record}") from None
+
+
+def _cpu_series(folder: Path) -> Series:
+    file: dict[str, Any] = {"presets": [], "command": ""}
+    if CPU_PRESETS in names(folder):
+        file = read(CPU_PRESETS, folder)
+    columns = ("first train loss", "last train loss", "validation loss", "s a step, median")
+    digits = {"first_train_loss": 3, "last_train_loss": 3, "val_loss": 3, "median_step_s": 2}
+
+    def arm(one: dict[str, Any]) -> Arm:
+        return Arm(one["preset"], (one["steps"],), CPU_PRESETS, _cells(CPU_PRESETS, one, digits), file["note"])
+
+    setting = "a sixteenth of the size on two CPU threads, one seed each"
+    arms = tuple(map(arm, file["presets"]))
+    return Series(setting, columns, arms, lambda arm: str(file["command"]).replace("PRESET", arm.preset))
+
+
+# ---- what they say of a technique
+
+
+def pairs(technique: Technique, folder: Path = FOLDER) -> list[Pair]:
+    """For each series the two comparable runs nearest to each other of which one has the technique."""
+    found = [_nearest(technique, series) for series in all_series(folder)]
+    return [pair for pair in found if pair is not None]
+
+
+def _nearest(technique: Technique, series: Series) -> Pair | None:
+    candidates = [
+        Pair(series, *sorted(two, key=lambda arm: arm.preset in technique.presets))
+        for two in combinations(series.arms, 2)
+        if two[0].group == two[1].group and len({arm.preset in technique.presets for arm in two}) == 2
+    ]
+    return min(candidates, key=_distance, default=None)
+
+
+def _distance(pair: Pair) -> tuple[int, int]:
+    """Records between the two; of equally near pairs the newest."""
+    first, second = (RANK[arm.preset] for arm in pair.arms)
+    return second - first, -second
+
+
+def switches_between(pair: Pair) -> int:
+    first, second = pair.arms
+    ignored = {"preset", "steps"}
+    return sum(change.field not in ignored for change in changes(preset(first.preset), preset(second.preset)))
+
+
+def files_of(technique: Technique) -> list[str]:
+    """Every result file that the technique's card draws on."""
+    listed: Sequence[Sequence[str]] = [m.files for m in technique.measurements] + [p.files for p in pairs(technique)]
+    return list(dict.fromkeys(name for files in listed for name in files))

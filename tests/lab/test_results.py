@@ -1,0 +1,137 @@
+"""What the cards say of our own runs: only comparable runs side by side, the nearest ones, with the files' numbers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import PacelineError
+from paceline.lab.results import CPU_PRESETS, Pair, all_series, names, pairs, read, switches_between, told
+from paceline.lab.technique import Measurement
+from paceline.lab.techniques import TECHNIQUES
+from paceline.recipes.records import PUBLIC
+
+
+def gpu_run(record: int, length: int, **changes: Any) -> dict[str, Any]:
+    values = {"steps": length, "seed": 0, "data_fingerprint": "f", "val_loss": 4 + record / 100, "val_bpb": 1.3,
+              "train_s": 100.0, "first_steps_s": 20.0, "peak_gib": 37.0}  # fmt: skip
+    return {"command": f"paceline train r{record:02d}", "note": None, **values, **changes}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    runs = [(5, 60), (14, 60), (16, 95), (17, 95), (18, 95)]
+    for record, steps in runs:
+        write(tmp_path, f"h200-r{record:02d}-{steps}.json", gpu_run(record, steps))
+    write(tmp_path, "h200-track-r18-reference.json", {"what": "another kind"})
+    return tmp_path
+
+
+def write(folder: Path, name: str, content: object) -> None:
+    (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    read.cache_clear()
+
+
+def records_of(pair: Pair) -> tuple[int, int]:
+    first, second = pair.arms
+    return PUBLIC[first.preset].record, PUBLIC[second.preset].record
+
+
+@pytest.mark.parametrize(
+    ("key", "between", "newer_has_it"),
+    [
+        ("softcap-15", (17, 18), True),
+        ("coordinate-descent", (17, 18), False),
+        ("sparse-values", (16, 17), True),
+        ("expandable-segments", (17, 18), False),  # of two neighbours the newer
+        ("value-embeddings", (5, 14), True),
+        ("document-mask", (5, 14), True),
+        ("value-chunks", (5, 14), True),  # record 15, which has it too, is not among the runs
+    ],
+)
+def test_the_nearest_runs_of_which_one_has_it(
+    key: str, between: tuple[int, int], newer_has_it: bool, folder: Path
+) -> None:
+    (pair,) = pairs(TECHNIQUES[key], folder)
+    assert records_of(pair) == between
+    assert (pair.having is pair.arms[1]) == newer_has_it
+    assert pair.without.preset not in TECHNIQUES[key].presets
+
+
+@pytest.mark.parametrize("key", ["muon", "grouped-query", "block-window"])
+def test_without_two_comparable_runs_there_is_nothing_to_say(key: str, folder: Path) -> None:
+    """All have it, none has it, or only runs of unequal length differ in it (records 14 and 16)."""
+    assert pairs(TECHNIQUES[key], folder) == []
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"data_fingerprint": "g"}, {"steps": 96}])
+def test_runs_on_other_data_seeds_or_lengths_are_not_compared(change: dict[str, Any], folder: Path) -> None:
+    write(folder, "h200-r18-95.json", gpu_run(18, 95, **change))
+    assert pairs(TECHNIQUES["softcap-15"], folder) == []
+
+
+def test_cells_and_commands_are_the_files(folder: Path) -> None:
+    (pair,) = pairs(TECHNIQUES["softcap-15"], folder)
+    assert [arm.values[0] for arm in pair.arms] == ["4.1700", "4.1800"]
+    assert [pair.series.command(arm) for arm in pair.arms] == ["paceline train r17", "paceline train r18"]
+    assert pair.files == ("h200-r17-95.json", "h200-r18-95.json")
+    assert switches_between(pair) == 11  # as many as `paceline diff` lists, the number of steps apart
+
+
+def test_a_note_that_both_have_is_said_once(folder: Path) -> None:
+    write(folder, "h200-r18-95.json", gpu_run(18, 95, note="Shared."))
+    (pair,) = pairs(TECHNIQUES["softcap-15"], folder)
+    assert pair.notes == ["`r18-softcap`: Shared."]
+    write(folder, "h200-r17-95.json", gpu_run(17, 95, note="Shared."))
+    (pair,) = pairs(TECHNIQUES["softcap-15"], folder)
+    assert pair.notes == ["Shared."]
+
+
+def test_the_presets_on_a_cpu_are_a_series_of_their_own(folder: Path) -> None:
+    one = {"steps": 50, "first_train_loss": 8.0, "last_train_loss": 6.0, "val_loss": 6.1, "median_step_s": 0.7}
+    presets = [{"preset": name, **one} for name in PUBLIC]
+    write(folder, CPU_PRESETS, {"command": "paceline train PRESET", "note": None, "presets": presets})
+    gpu, cpu = pairs(TECHNIQUES["value-embeddings"], folder)
+    assert records_of(gpu) == (5, 14)
+    assert records_of(cpu) == (13, 14)
+    assert [cpu.series.command(arm) for arm in cpu.arms] == [
+        "paceline train r13-window-warmup",
+        "paceline train r14-value-embed",
+    ]
+
+
+def test_what_was_not_measured_is_a_dash(folder: Path) -> None:
+    write(folder, "h200-r18-95.json", gpu_run(18, 95, peak_gib=None))
+    (pair,) = pairs(TECHNIQUES["softcap-15"], folder)
+    assert [arm.values[-1] for arm in pair.arms] == ["37.0", "–"]
+
+
+def test_an_empty_folder_has_no_series(tmp_path: Path) -> None:
+    assert all_series(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("h200-r17-95.json", "{"),
+        ("h200-r17-95.json", "{}"),
+        ("h200-r99-95.json", json.dumps(gpu_run(99, 95))),  # there is no such record
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(name: str, text: str, folder: Path) -> None:
+    (folder / name).write_text(text)
+    read.cache_clear()
+    with pytest.raises(PacelineError, match=name):
+        all_series(folder)
+
+
+def test_a_sentence_gets_its_numbers_from_its_files() -> None:
+    said = "{0[steps]} steps end at {0[val_loss]:.2f}, the original at {0[original][266]:.2f}"
+    measured = Measurement(said=said, files=("h200-track-r18-reference.json",))
+    assert told(measured) == "266 steps end at 3.33, the original at 3.31"
+
+
+def test_every_result_file_says_what_it_is_and_when_it_was_made() -> None:
+    for name in names():
+        assert {"what", "date"} <= read(name).keys(), name
