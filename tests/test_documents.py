@@ -2,7 +2,9 @@
 
 import re
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,9 +31,13 @@ FENCED = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:paceline|make) [^`\n]+)`")
 
 
-def commands() -> set[str]:
+GENERATED = sorted((ROOT / "docs" / "techniques").glob("*.md"))
+"""tests/lab takes each switch command of a card apart and compares the config that it gives."""
+
+
+def commands(documents: Iterable[Path]) -> set[str]:
     """Lines of code blocks and inline code that start with paceline or make, without their comments."""
-    texts = [path.read_text() for path in DOCUMENTS]
+    texts = [path.read_text() for path in documents]
     lines = [line.removeprefix("$ ") for text in texts for block in FENCED.findall(text) for line in block.splitlines()]
     found = [line for line in lines if line.startswith(("paceline ", "make "))]
     found += [command for text in texts for command in INLINE.findall(FENCED.sub("", text))]
@@ -42,7 +48,14 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize("command", sorted(commands()))
+def sampled() -> list[Any]:
+    """Every command of a page that people write, and of the generated ones every tenth; the others are slow."""
+    written = sorted(commands(path for path in DOCUMENTS if path not in GENERATED))
+    generated = sorted(commands(GENERATED) - set(written))
+    return written + [pytest.param(c, marks=pytest.mark.slow if n % 10 else ()) for n, c in enumerate(generated)]
+
+
+@pytest.mark.parametrize("command", sampled())
 def test_a_documented_command_parses(command: str) -> None:
     program, *words = shlex.split(command)
     if program == "make":

@@ -85,6 +85,7 @@ def test_the_corpus_is_made_once_and_then_found(cache: Path) -> None:
     assert [path.name for path in cache.iterdir()] == [folder.name]  # nothing half-made left behind
 
 
+@pytest.mark.slow
 def test_two_processes_racing_make_equal_corpora(tmp_path: Path) -> None:
     """Both start on an empty cache; the result equals the one made here, so the text is the same in every process."""
     code = "from paceline.data.builtin import builtin_corpus; print(builtin_corpus())"

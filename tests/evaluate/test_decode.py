@@ -55,7 +55,9 @@ def small(unit: str, **changes: object) -> GPT:
     return lively(GPT(replace(config, **changes), end_of_text=0))
 
 
-@pytest.mark.parametrize("unit", WINDOWS)
+@pytest.mark.parametrize(
+    "unit", [pytest.param(unit, marks=() if unit in ("tokens", "blocks") else pytest.mark.slow) for unit in WINDOWS]
+)
 def test_greedy_text_is_the_same_with_and_without_a_cache_past_the_window(unit: str) -> None:
     model = small(unit)
     prompt = [0, *torch.randint(1, 61, (200,), generator=torch.Generator().manual_seed(2)).tolist()]

@@ -152,7 +152,7 @@ def compiled(config: ModelConfig) -> tuple[GPT, object]:
     return model, torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False)
 
 
-@pytest.mark.parametrize("path", ["dense", "chunked"])
+@pytest.mark.parametrize("path", [pytest.param("dense", marks=pytest.mark.slow), "chunked"])
 def test_a_whole_window_schedule_compiles_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The window is a tensor: every value of the schedule runs through one graph, and each gives its own result."""
     if path == "chunked":

@@ -66,7 +66,7 @@ def shallow(config: RunConfig) -> RunConfig:
     return replace(config, model=model)
 
 
-@pytest.mark.parametrize("name", ["r05-modern-arch", "r18-softcap"])
+@pytest.mark.parametrize("name", [pytest.param("r05-modern-arch", marks=pytest.mark.slow), "r18-softcap"])
 def test_two_shallow_presets_train_as_one_graph(name: str, tmp_path: Path, graphs: list[bool]) -> None:
     config = shallow(narrow_record(name, tmp_path / "data", steps=STEPS))
     check(config, tmp_path / "compiled", graphs)

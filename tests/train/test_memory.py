@@ -22,7 +22,7 @@ def live_tensor_bytes() -> int:
     return sum(storages.values())
 
 
-@pytest.mark.parametrize("instruments", [False, True])
+@pytest.mark.parametrize("instruments", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_tenth_validation_leaves_no_more_tensors_than_the_second(
     instruments: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,7 +92,10 @@ def test_the_gradient_is_the_mean_over_the_whole_batch_however_it_is_cut(tmp_pat
             torch.testing.assert_close(gradients[micro][name], parameter.grad, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("stop_at", [1, 4, 8, 11])  # between checkpoints, at a validation, near the end
+@pytest.mark.parametrize(
+    "stop_at",  # between checkpoints, at a validation, near the end
+    [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(8, marks=pytest.mark.slow), 11],
+)
 def test_a_stopped_and_resumed_run_is_the_uninterrupted_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
 ) -> None:
