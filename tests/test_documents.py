@@ -75,6 +75,19 @@ def test_a_documented_command_parses(command: str) -> None:
         parse(ARGUMENTS[verb], rest, verb=verb, description="")
 
 
+@pytest.mark.parametrize("page", [path for path in DOCUMENTS if path not in GENERATED], ids=lambda path: path.name)
+def test_links_lead_to_files(page: Path) -> None:
+    """Those of the generated pages are followed in tests/lab."""
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_page_is_reached_from_the_map() -> None:
+    text = (ROOT / "docs" / "README.md").read_text()
+    assert [path.name for path in (ROOT / "docs").glob("*.md") if f"({path.name})" not in text] == ["README.md"]
+    assert "(docs/README.md)" in (ROOT / "README.md").read_text()
+
+
 def test_the_readme_shows_the_test_command_that_ci_runs() -> None:
     assert "make test" in (ROOT / "README.md").read_text()
     assert re.search(r"^make test$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
