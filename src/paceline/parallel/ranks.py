@@ -8,6 +8,7 @@ CPU tensors travel by gloo, also beside NCCL, so that processes can agree on som
 """
 
 import contextlib
+import gc
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -94,6 +95,9 @@ def joined(ranks: Ranks, device: torch.device, *, timeout_s: float) -> Iterator[
         if isinstance(error, dist.DistError) or "gloo" in str(error):
             raise PacelineError(_lost(ranks, error)) from error
         raise
+    # A DDP wrapper left in a cycle would hold the group last and end it under Python's lock, for which a thread of the
+    # group may be waiting: both then wait for ever.
+    gc.collect()
     dist.destroy_process_group()  # not after an error: it could wait for a collective that never ends
 
 

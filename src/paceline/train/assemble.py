@@ -5,13 +5,10 @@ What the machine cannot do is settled here, once, and said: the resolved config 
 
 import copy
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
-import torch._dynamo.config
-import torch._inductor.config
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError, PacelineError
@@ -24,15 +21,12 @@ from paceline.model.attention import PLANS, plan_reference
 from paceline.model.gpt import GPT, run_plainly
 from paceline.model.loss import HEAD_LOSSES, head_loss
 from paceline.optim.optimizer import Optimizer
-from paceline.parallel.gradients import leave_out_unreached, replicate
+from paceline.parallel.gradients import leave_out_unreached
 from paceline.parallel.matrices import share_over
 from paceline.parallel.ranks import ALONE, Ranks
 from paceline.parallel.share import share_of_batch
 from paceline.train.config import RunConfig
 from paceline.train.recompute import run_recomputed
-
-Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(tokens, targets, window) -> loss of every token."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +50,8 @@ class Parts:
     tokenizer: Tokenizer | None
     """None: not to be had here, so no text and no bits per byte."""
     model: GPT
-    forward: Forward
-    """The model, compiled if asked for; no rank hears of its calls."""
-    replica: nn.Module
-    """The same, but a backward pass through it ends with the gradient of all ranks."""
+    forward: nn.Module
+    """The model, compiled if asked for: (tokens, targets, window) -> loss of every token. No other rank is involved."""
     optimizer: Optimizer
     ranks: Ranks
 
@@ -120,12 +112,11 @@ def assemble(config: RunConfig, machine: Machine, ranks: Ranks = ALONE) -> Parts
         share_work=share_over(ranks),
     )
     if ranks.world > 1:
-        leave_out_unreached(model.parameters(), _trial_loss(model, config))  # before the wrapper counts parameters
+        leave_out_unreached(model.parameters(), _trial_loss(model, config))  # before code is compiled for them
     forward: nn.Module = model
     if config.train.compile:
         forward = cast(nn.Module, torch.compile(model, fullgraph=True, dynamic=False))
-    replica = replicate(forward, ranks, config.parallel)  # around the compiled model, for reasons that it gives
-    return Parts(config, machine, data, tokenizer, model, forward, replica, optimizer, ranks)
+    return Parts(config, machine, data, tokenizer, model, forward, optimizer, ranks)
 
 
 def _trial_loss(model: GPT, config: RunConfig) -> Tensor:
@@ -155,7 +146,10 @@ def set_global_switches(config: RunConfig) -> None:
     if train.deterministic:  # cuBLAS reads it at its first product; torch refuses products without it
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if train.compile:
-        torch._inductor.config.coordinate_descent_tuning = train.coordinate_descent
-        torch._dynamo.config.optimize_ddp = False  # one graph: see parallel/gradients.py
+        from torch._dynamo import config as dynamo  # here: it takes 1.2 s, for which other runs need not wait
+        from torch._inductor import config as inductor
+
+        inductor.coordinate_descent_tuning = train.coordinate_descent
+        dynamo.optimize_ddp = False  # one graph: see parallel/gradients.py
     if train.expandable_segments and torch.cuda.is_available():
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")

@@ -23,7 +23,7 @@ from paceline.metrics.meter import Meter
 from paceline.metrics.records import EvalRecord, StepRecord
 from paceline.metrics.sinks import JsonlSink, Sink
 from paceline.optim.schedules import cooldown_steps_of, lr_scale, muon_momentum
-from paceline.parallel.gradients import zero_in_place_
+from paceline.parallel.gradients import replicate, zero_in_place_
 from paceline.parallel.ranks import Vote
 from paceline.parallel.share import share_of_batch
 from paceline.train.assemble import Parts
@@ -64,6 +64,7 @@ class Trainer:
         self.parts, self.folder, self.meter, self.log, self.sink = parts, folder, meter, log, sink
         self.config, self.start, self.ranks = parts.config, start, parts.ranks
         self.share = share_of_batch(self.config.batch, self.ranks.world)
+        self.replica = replicate(parts.forward, self.ranks, self.config.parallel)  # must end with this object
         self.recorder = Recorder(sink)
         self.evaluations = list(evaluations)
         self.window = torch.zeros((), dtype=torch.int32, device=parts.machine.device)
@@ -186,7 +187,7 @@ class Trainer:
         """Compute it; the mean loss of the global batch where it will be recorded, else this rank's share of it."""
         with self._guards(step):
             loss = accumulate_gradient(
-                self.parts.replica,
+                self.replica,
                 batch,
                 self.window,
                 micro_sequences=self.share.micro_sequences,

@@ -1,0 +1,217 @@
+"""What three or four processes do in one launch, since a launch costs seconds: every experiment of `test_series.py`.
+
+Each is done by the first so many of them, which form a group of their own; the others go ahead. What they see goes into
+one file per experiment and rank, and the tests judge it."""
+
+import faulthandler
+import gc
+import os
+import pickle
+import signal
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.checkpoint.run_folder import RunFolder
+from paceline.data.feed import DeviceBatch
+from paceline.parallel import gradients
+from paceline.parallel.gradients import add_up
+from paceline.parallel.matrices import share_over
+from paceline.parallel.ranks import Ranks, Vote, joined, ranks_from_environment
+from paceline.train import loop
+from paceline.train.assemble import assemble, inspect_machine
+from paceline.train.config import RunConfig
+from paceline.train.run import resume_run, start_run
+from paceline.train.step import accumulate_gradient
+from train.tiny import narrow_record, tiny_config
+
+STEPS = 10
+HANGS_S = 120
+"""After which a rank says where it stands and ends."""
+SEQUENCES, LENGTH = 12, 128
+VALIDATED = 7
+"""Sequences of a validation: no number of ranks has equal shares of it."""
+CPU = torch.device("cpu")
+STACKS = [(5, 8, 8), (1, 4, 8), (3, 8, 4), (12, 6, 6)]
+"""(matrices, rows, columns): fewer than ranks, more, and multiples of them."""
+
+
+class Watch:
+    """What one rank does at each step of a run, seen from around the gradient."""
+
+    def __init__(self, at_step: Callable[[int], None] = lambda _: None) -> None:
+        self.at_step = at_step
+        self.tokens: list[Tensor] = []
+        self.exchanged: list[int] = []
+        """Gradient elements that went through the exchange, by step."""
+        self.in_buckets: list[tuple[int, int, int]] = []
+        """Gradients whose memory is a bucket's: before the step and after it, of so many."""
+        self._buckets: set[int] = set()
+
+    def __enter__(self) -> "Watch":
+        self._patches = [
+            patch.object(loop, "accumulate_gradient", self._gradient),
+            patch.object(gradients, "add_up", self._exchange),
+        ]
+        for each in self._patches:
+            each.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._patches:
+            each.stop()
+
+    def _exchange(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # as DDP demands it
+        self.exchanged[-1] += bucket.buffer().numel()
+        self._buckets.add(bucket.buffer().untyped_storage().data_ptr())
+        return add_up(state, bucket)
+
+    def _gradient(self, model: torch.nn.Module, batch: DeviceBatch, window: Tensor, **options: Any) -> Tensor:
+        self.at_step(len(self.tokens))
+        self.model = weakref.ref(model)
+        self.tokens.append(batch.tokens.clone())
+        self.exchanged.append(0)
+        before = self._held(model)
+        self._buckets.clear()
+        loss = accumulate_gradient(model, batch, window, **options)
+        self.in_buckets.append((before, self._held(model), sum(p.requires_grad for p in model.parameters())))
+        return loss
+
+    def _held(self, model: torch.nn.Module) -> int:
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        return sum(grad.untyped_storage().data_ptr() in self._buckets for grad in grads)
+
+    def seen(self) -> dict[str, Any]:
+        return {"tokens": self.tokens, "exchanged": self.exchanged, "in_buckets": self.in_buckets}
+
+
+def base(data: Path, *, micro_tokens: int | None = LENGTH) -> RunConfig:
+    config = tiny_config(data, steps=STEPS)
+    batch = replace(config.batch, tokens=SEQUENCES * LENGTH, sequence_tokens=LENGTH, micro_tokens=micro_tokens)
+    model = replace(config.model, head_init="uniform", zero_init_outputs=False)  # zeros: gradients of mere rounding
+    evaluate = replace(config.evaluate, every=5, tokens=VALIDATED * LENGTH)
+    rare = replace(config.checkpoint, every=None)
+    return replace(config, model=model, batch=batch, evaluate=evaluate, checkpoint=rare)
+
+
+def trained(config: RunConfig, folder: Path, ranks: Ranks, watch: Watch | None = None) -> dict[str, Any]:
+    """A run, what each step saw, and the weights that this rank ends with."""
+    with watch or Watch() as watched:
+        done = start_run(config, RunFolder(folder), preset=config, ranks=ranks)
+    return watched.seen() | {
+        "steps_done": done.card.steps_done,
+        "exit_code": done.exit_code,
+        "weights": weights_of(done.parts.model),
+        "wrapper_gone": watched.model() is None,
+    }
+
+
+def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def stopped_and_resumed(config: RunConfig, folder: Path, ranks: Ranks) -> dict[str, Any]:
+    """Only the last rank hears the signal, in its fourth step."""
+
+    def hear(step: int) -> None:
+        if step == 3 and ranks.rank == ranks.world - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    cut = trained(config, folder, ranks, Watch(hear))
+    with fresh_corner(ranks, "resumed"):
+        done = resume_run(config, RunFolder(folder), ranks)
+    return {"cut": cut["steps_done"], "exit_code": cut["exit_code"], "weights": weights_of(done.parts.model)}
+
+
+def buffers(config: RunConfig, ranks: Ranks, broadcast: bool) -> bool:
+    """Whether a buffer that the second rank has changed is the first one's after a forward pass."""
+    config = replace(config, parallel=replace(config.parallel, broadcast_buffers=broadcast))
+    resolved, machine = inspect_machine(config, ranks)
+    with joined(ranks, CPU, timeout_s=60):
+        parts = assemble(resolved, machine, ranks)
+        replica = gradients.replicate(parts.forward, ranks, config.parallel)
+        true = parts.model.rotary_cos.clone()
+        parts.model.rotary_cos.add_(ranks.rank)
+        tokens = torch.zeros(1, LENGTH, dtype=torch.int32)
+        replica(tokens, tokens.long(), torch.tensor(LENGTH, dtype=torch.int32))
+        return torch.equal(parts.model.rotary_cos, true)
+
+
+def matrices(ranks: Ranks) -> dict[str, Any]:
+    """Muon's work on stacks of different sizes, and how many matrices this rank worked on."""
+    worked = []
+
+    def doubled(stack: Tensor) -> Tensor:
+        worked.append(len(stack))
+        return (2 * stack).bfloat16().mT.contiguous().mT  # not contiguous, as a tall matrix's is
+
+    given = [torch.arange(n * r * c, dtype=torch.float32).view(n, r, c) for n, r, c in STACKS]
+    with joined(ranks, CPU, timeout_s=60):
+        return {"stacks": share_over(ranks)(doubled, given), "worked": sum(worked)}
+
+
+def votes(ranks: Ranks) -> list[bool]:
+    """The last rank wishes at its second call."""
+    with joined(ranks, CPU, timeout_s=60):
+        vote = Vote(ranks)
+        return [vote(call == 1 and ranks.rank == ranks.world - 1) for call in range(4)]
+
+
+def fresh_corner(ranks: Ranks, name: str) -> Any:
+    """Groups of one launch share torchrun's store; while entered, a new one has names of its own there."""
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    place = {"store": dist.PrefixStore(name, store), "rank": ranks.rank, "world_size": ranks.world}
+    return patch.object(dist, "init_process_group", partial(dist.init_process_group, **place))
+
+
+def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Callable[[Ranks], Any]]]:
+    """Name to the number of ranks and what they do."""
+    plain, whole = base(data), base(data, micro_tokens=None)
+    found: dict[str, tuple[int, Callable[[Ranks], Any]]] = {}
+
+    def run(name: str, world: int, config: RunConfig) -> None:
+        found[name] = world, lambda ranks: trained(config, out / name, ranks)
+
+    for world in range(1, largest + 1):
+        run(f"micro-{world}", world, plain)
+        run(f"whole-{world}", world, whole)
+        found[f"matrices-{world}"] = world, matrices
+    for name, config in (("micro", plain), ("whole", whole)):
+        run(f"{name}-no-views", 2, replace(config, steps=3, parallel=replace(config.parallel, bucket_views=False)))
+    padded = replace(plain, steps=3, data=replace(plain.data, align_documents=True))
+    measured = replace(plain, steps=3, metrics=replace(plain.metrics, instruments=True))
+    residual = narrow_record("r13-window-warmup", data, steps=2)
+    for world in (1, 2):
+        run(f"padded-{world}", world, padded)
+        run(f"measured-{world}", world, measured)
+        run(f"residual-{world}", world, residual)
+    found["stopped"] = 2, lambda ranks: stopped_and_resumed(plain, out / "stopped", ranks)
+    found["votes"] = 3, votes
+    for broadcast in (True, False):
+        found[f"buffers-{broadcast}"] = 2, lambda ranks, broadcast=broadcast: buffers(plain, ranks, broadcast)
+    return found
+
+
+def main(data: Path, out: Path) -> None:
+    faulthandler.dump_traceback_later(HANGS_S, exit=True)
+    gc.freeze()  # what was imported stays: the collections at each run's end need not look at it
+    me = ranks_from_environment()
+    for name, (world, experiment) in experiments(data, out, me.world).items():
+        if me.rank < world:
+            ranks = Ranks(rank=me.rank, world=world, local_rank=me.rank)
+            with fresh_corner(ranks, name):
+                (out / f"{name}.{me.rank}.pickle").write_bytes(pickle.dumps(experiment(ranks)))
+            assert not dist.is_initialized(), "a run leaves no process group behind"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

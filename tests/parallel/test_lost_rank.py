@@ -1,0 +1,105 @@
+"""Through the command line and torchrun: a rank that dies takes the others with it, soon, and the run goes on later."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.checkpoint.run_folder import RunFolder
+from paceline.cli import main
+from paceline.metrics.card import read_card
+from paceline.metrics.records import read_metrics
+from parallel.launch import torchrun
+from train.tiny import write_text_shards
+
+ENDS_S = 60
+"""Far below the half hour that ranks would wait for each other, far above what a busy machine needs."""
+
+
+def flags(folder: Path, **more: object) -> list[str]:
+    write_text_shards(folder / "data")
+    given = {
+        "model.vocab-size": 257, "model.width": 32, "model.num-heads": 2, "model.head-dim": 16,
+        "data.tokenizer": "bytes", "data.end-of-text": 256, "data.dir": folder / "data",
+        "batch.sequence-tokens": 128, "batch.tokens": 512,
+        "evaluate.every": None, "evaluate.tokens": 256, "checkpoint.every": 5, "train.device": "cpu",
+    } | more  # fmt: skip
+    return [str(word) for name, value in given.items() for word in (f"--{name}", value)]
+
+
+def child_of(launcher: subprocess.Popen[str], rank: int) -> int:
+    """The process that torchrun started with this rank."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            mine = parent == launcher.pid and f"\0RANK={rank}\0" in (folder / "environ").read_text()
+        except OSError:  # it has ended meanwhile
+            continue
+        if mine:
+            return int(folder.name)
+    raise AssertionError(f"rank {rank} is not there")
+
+
+def wait_for_checkpoint(run: Path, launcher: subprocess.Popen[str]) -> None:
+    while not RunFolder(run).checkpoints():
+        assert launcher.poll() is None, launcher.communicate()[0]
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the rank in /proc")
+def test_a_rank_that_is_killed_ends_the_run_and_another_launch_finishes_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = ["train", "demo", "--steps", "400", "--out", str(run), "--no-finish", *flags(tmp_path)]
+    launcher = torchrun(2, "paceline.cli", *command)
+    wait_for_checkpoint(run, launcher)
+    os.kill(child_of(launcher, rank=1), signal.SIGKILL)
+    said, _ = launcher.communicate(timeout=ENDS_S)
+    assert launcher.returncode != 0
+    assert not read_card(run).finished
+    assert main(["train", "--resume", str(run), "--train.stop-after", "2", "--no-finish"]) == 0, said
+    card = read_card(run)
+    assert card.ranks == 1  # as many as there are: the step is the same
+    assert [record.step for record in read_metrics(run)[0]] == list(range(1, card.steps_done + 1))
+
+
+@pytest.mark.slow
+def test_two_ranks_killed_and_resumed_make_the_uninterrupted_run(tmp_path: Path) -> None:
+    lines = {}
+    for name in ("whole", "cut"):
+        run = tmp_path / name
+        command = ["train", "demo", "--steps", "60", "--out", run, "--no-finish", *flags(tmp_path)]
+        launcher = torchrun(2, "paceline.cli", *command)
+        if name == "cut":
+            wait_for_checkpoint(run, launcher)
+            os.kill(child_of(launcher, rank=1), signal.SIGKILL)
+            launcher.communicate(timeout=ENDS_S)
+            assert not read_card(run).finished
+            launcher = torchrun(2, "paceline.cli", "train", "--resume", run, "--no-finish")
+        said, _ = launcher.communicate(timeout=ENDS_S)
+        assert launcher.returncode == 0, said
+        lines[name] = [record.train_loss for record in read_metrics(run)[0]]
+    assert lines["cut"] == lines["whole"]
+
+
+@pytest.mark.slow
+def test_ctrl_c_on_torchrun_leaves_a_checkpoint_of_the_step_that_the_card_names(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = ["train", "demo", "--steps", "100000", "--out", run, "--no-finish", *flags(tmp_path)]
+    launcher = torchrun(2, "paceline.cli", *command)
+    wait_for_checkpoint(run, launcher)
+    launcher.send_signal(signal.SIGINT)
+    said, _ = launcher.communicate(timeout=ENDS_S)
+    card = read_card(run)
+    assert not card.finished, said
+    assert RunFolder(run).checkpoints()[-1].name == f"step_{card.steps_done:06d}"
+
+
+@pytest.mark.slow
+def test_a_mistake_is_told_in_one_line_before_ranks_meet(tmp_path: Path) -> None:
+    launcher = torchrun(3, "paceline.cli", "train", "demo", "--out", tmp_path / "run", *flags(tmp_path))
+    said, _ = launcher.communicate(timeout=ENDS_S)
+    assert launcher.returncode != 0
+    assert "paceline: --batch.tokens 512: 4 sequences of 128 tokens cannot be shared equally by 3 ranks" in said

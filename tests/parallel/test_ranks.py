@@ -1,0 +1,110 @@
+"""Who a process is, what it does of a step and of Muon's work, and mistakes that are told before anything starts."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis.strategies import integers, lists
+
+from paceline.core.errors import ConfigError
+from paceline.data.config import BatchConfig
+from paceline.optim.muon import all_here
+from paceline.parallel.config import ParallelConfig
+from paceline.parallel.gradients import replicate
+from paceline.parallel.matrices import deal, share_over
+from paceline.parallel.ranks import ALONE, Ranks, Vote, joined, ranks_from_environment
+from paceline.parallel.share import share_of_batch
+from paceline.train.assemble import inspect_machine
+from train.tiny import tiny_config
+
+
+def test_torchrun_tells_who_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    assert ranks_from_environment() == Ranks(rank=5, world=8, local_rank=1)
+    monkeypatch.setenv("WORLD_SIZE", "many")
+    with pytest.raises(ConfigError, match="WORLD_SIZE='many'"):
+        ranks_from_environment()
+
+
+def test_a_cluster_that_numbers_its_machines_is_not_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert ranks_from_environment() == ALONE
+
+
+def test_alone_there_is_nobody_to_talk_to() -> None:
+    """Neither a process group nor a wrapper, and no method waits for one."""
+    model, values = torch.nn.Linear(2, 2), torch.tensor([3.0])
+    with joined(ALONE, torch.device("cpu"), timeout_s=1):
+        assert not torch.distributed.is_initialized()
+        assert ALONE.sum_(values) is values
+        assert ALONE.largest_(values) is values
+        assert ALONE.from_first(lambda: "found") == "found"
+        ALONE.wait_for_all()
+    assert replicate(model, ALONE, ParallelConfig()) is model
+    assert share_over(ALONE) is all_here
+    vote = Vote(ALONE)
+    assert [vote(True), vote(False)] == [True, False]
+
+
+# ---- shares of a batch
+
+
+@given(world=integers(1, 9), each=integers(1, 12), length=integers(1, 300))
+def test_shares_are_equal_and_micro_batches_divide_them(world: int, each: int, length: int) -> None:
+    batch = BatchConfig(tokens=world * each * length, sequence_tokens=length)
+    share = share_of_batch(batch, world)
+    assert share.tokens * world == batch.tokens
+    assert share.sequences % share.micro_sequences == 0
+
+
+def test_a_micro_batch_is_never_larger_than_the_share() -> None:
+    batch = BatchConfig(tokens=2048, sequence_tokens=256, micro_tokens=1024)
+    assert [share_of_batch(batch, world).micro_sequences for world in (1, 2, 4, 8)] == [4, 4, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "micro", "world", "words"),
+    [
+        (1024, None, 3, "--batch.tokens 1,024: 4 sequences of 256 tokens cannot be shared equally by 3 ranks; "
+                        "use 768 or 1,536, or another --nproc-per-node"),
+        (512, None, 3, "use 768, or another"),
+        (3072, 1024, 2, "--batch.micro-tokens 1,024 does not divide 1,536, the tokens of a step on each of 2 ranks; "
+                        "use 768"),
+    ],
+)  # fmt: skip
+def test_a_batch_that_ranks_cannot_share(
+    tokens: int, micro: int | None, world: int, words: str, tmp_path: Path
+) -> None:
+    config = tiny_config(tmp_path)
+    batch = BatchConfig(tokens=tokens, sequence_tokens=256, micro_tokens=micro)
+    with pytest.raises(ConfigError) as error:
+        inspect_machine(replace(config, batch=batch), Ranks(rank=0, world=world))
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_patience_of_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--parallel\.timeout-s 0"):
+        ParallelConfig(timeout_s=0)
+
+
+# ---- shares of Muon's work
+
+
+@given(counts=lists(integers(1, 60), max_size=6), world=integers(1, 17))
+def test_every_matrix_is_dealt_once_and_no_rank_has_two_more_than_another(counts: list[int], world: int) -> None:
+    dealt = deal(counts, world)
+    for count, shares in zip(counts, dealt, strict=True):
+        assert [i for share in shares for i in range(count)[share]] == list(range(count))
+    totals = [sum(shares[rank].stop - shares[rank].start for shares in dealt) for rank in range(world)]
+    assert max(totals) - min(totals) <= 1
+
+
+def test_record_18_on_eight_ranks() -> None:
+    """44 square matrices and 12 each of the MLP's: as equal as 68 can be."""
+    sizes = [[share.stop - share.start for share in shares] for shares in deal([44, 12, 12], 8)]
+    assert sizes == [[6, 6, 6, 6, 5, 5, 5, 5], [1, 1, 1, 1, 2, 2, 2, 2], [2, 2, 2, 2, 1, 1, 1, 1]]

@@ -1,0 +1,198 @@
+"""A step, a run and its validation are the same for any number of ranks; what each rank does of it.
+
+All experiments run in one launch of torchrun (`series.py`); these are their judges."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.metrics.card import read_card
+from paceline.metrics.records import EvalRecord, StepRecord, read_metrics
+from parallel.launch import torchrun
+from parallel.series import SEQUENCES, STACKS, STEPS
+from train.tiny import write_text_shards
+
+CUTS = ("whole", "micro")
+"""A rank's share in one micro-batch, or in as many as it has sequences."""
+
+
+class Series:
+    """What one launch has left behind."""
+
+    def __init__(self, folder: Path, ranks: int) -> None:
+        self.folder, self.ranks = folder, ranks
+        self.worlds = range(2, ranks + 1)
+
+    def seen(self, name: str) -> list[Any]:
+        """By rank."""
+        paths = sorted(self.folder.glob(f"{name}.*.pickle"))
+        return [pickle.loads(path.read_bytes()) for path in paths]
+
+    def records(self, name: str) -> tuple[list[StepRecord], list[EvalRecord]]:
+        return read_metrics(self.folder / name)
+
+    def losses(self, name: str) -> list[float | None]:
+        return [record.train_loss for record in self.records(name)[0]]
+
+
+@pytest.fixture(scope="module", params=[3, pytest.param(4, marks=pytest.mark.slow)])
+def series(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Series:
+    folder = tmp_path_factory.mktemp("series")
+    write_text_shards(folder / "data")
+    launch = torchrun(request.param, "parallel.series", folder / "data", folder)
+    said, _ = launch.communicate()
+    assert launch.returncode == 0, said
+    return Series(folder, request.param)
+
+
+def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """The largest relative difference of two models' tensors."""
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).norm() / other[name].norm()) for name in one)
+
+
+# ---- the same for any number of ranks
+
+
+def test_ranks_together_read_the_batch_of_one(series: Series) -> None:
+    alone = torch.stack(series.seen("whole-1")[0]["tokens"])
+    assert alone.shape[:2] == (STEPS, SEQUENCES)
+    for world in series.worlds:
+        for cut in CUTS:
+            shares = [torch.stack(rank["tokens"]) for rank in series.seen(f"{cut}-{world}")]
+            assert {share.shape[1] for share in shares} == {SEQUENCES // world}
+            assert torch.equal(torch.cat(shares, dim=1), alone)
+
+
+def test_losses_and_weights_are_those_of_one_process(series: Series) -> None:
+    alone = series.seen("whole-1")[0]["weights"]
+    for world in (1, *series.worlds):
+        for cut in CUTS:
+            name = f"{cut}-{world}"
+            assert series.losses(name) == pytest.approx(series.losses("whole-1"), rel=2e-6)  # 2e-7 seen
+            assert distance(series.seen(name)[0]["weights"], alone) < 2e-5  # 2e-6 seen
+
+
+def test_all_ranks_end_with_the_same_bits(series: Series) -> None:
+    for world in series.worlds:
+        first, *others = (rank["weights"] for rank in series.seen(f"micro-{world}"))
+        assert len(others) == world - 1
+        assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+
+
+def test_a_validation_split_over_ranks_is_that_of_one(series: Series) -> None:
+    alone = series.records("whole-1")[1]
+    assert [record.step for record in alone] == [0, 5, 10]
+    for world in series.worlds:
+        found = series.records(f"micro-{world}")[1]
+        for value in ("val_loss", "val_bpb"):
+            expected = [getattr(record, value) for record in alone]
+            assert [getattr(record, value) for record in found] == pytest.approx(expected, rel=1e-6)
+
+
+def test_padded_targets_count_for_nobody(series: Series) -> None:
+    """Ranks have different numbers of them, and the mean is over those of all."""
+    assert series.losses("padded-2") == pytest.approx(series.losses("padded-1"), rel=2e-6)
+    assert distance(series.seen("padded-2")[0]["weights"], series.seen("padded-1")[0]["weights"]) < 2e-5
+
+
+def test_a_parameter_that_the_loss_does_not_reach_is_no_hindrance(series: Series) -> None:
+    """Record 13's first block mixes its values with themselves, so its scalar has no gradient."""
+    one, two = (series.seen(f"residual-{world}") for world in (1, 2))
+    assert [len(rank["tokens"]) for rank in two] == [2, 2]
+    assert series.losses("residual-2") == pytest.approx(series.losses("residual-1"), rel=1e-5)
+    name = "blocks.0.attention.value_mix"
+    assert torch.equal(two[1]["weights"][name], one[0]["weights"][name])
+
+
+def test_instruments_measure_the_global_batch(series: Series) -> None:
+    one, two = ({r.step: r.extra for r in series.records(f"measured-{world}")[0]} for world in (1, 2))
+    assert one.keys() == two.keys()
+    for step in one:
+        assert two[step].keys() == one[step].keys()
+        for name, value in one[step].items():
+            assert two[step][name] == pytest.approx(value, rel=1e-3), name
+    plain = series.losses("micro-2")[:3]
+    assert series.losses("measured-2")[0] == plain[0]
+
+
+# ---- one exchange a step
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_gradients_are_exchanged_once_a_step(series: Series, cut: str) -> None:
+    """Every parameter goes over the wire once, though the share is cut into up to six micro-batches."""
+    elements = sum(weight.numel() for weight in series.seen("whole-1")[0]["weights"].values())
+    for world in series.worlds:
+        assert [rank["exchanged"] for rank in series.seen(f"{cut}-{world}")] == [[elements] * STEPS] * world
+    assert series.seen(f"{cut}-1")[0]["exchanged"] == [0] * STEPS
+
+
+def test_gradients_are_views_of_the_buckets_if_asked(series: Series) -> None:
+    for rank in series.seen("whole-2"):
+        assert all((before, after) == (0, all_) for before, after, all_ in rank["in_buckets"])
+    for rank in series.seen("micro-2"):  # kept between steps: else micro-batches would add up in memory of their own
+        assert all((before, after) == (all_, all_) for before, after, all_ in rank["in_buckets"][1:])
+    for cut in CUTS:
+        for rank in series.seen(f"{cut}-no-views"):
+            assert all((before, after) == (0, 0) for before, after, _ in rank["in_buckets"])
+        assert series.losses(f"{cut}-no-views")[:2] == series.losses(f"{cut}-2")[:2]
+
+
+def test_buffers_are_broadcast_if_asked(series: Series) -> None:
+    assert series.seen("buffers-True") == [True, True]
+    assert series.seen("buffers-False") == [True, False]
+
+
+# ---- Muon's work
+
+
+def test_shared_matrices_are_all_of_them_each_done_once(series: Series) -> None:
+    alone = series.seen("matrices-1")[0]["stacks"]
+    assert [tuple(stack.shape) for stack in alone] == STACKS
+    for world in series.worlds:
+        ranks = series.seen(f"matrices-{world}")
+        for rank in ranks:
+            assert all(torch.equal(one, other) for one, other in zip(rank["stacks"], alone, strict=True))
+        worked = [rank["worked"] for rank in ranks]
+        assert sum(worked) == sum(count for count, _, _ in STACKS)
+        assert max(worked) - min(worked) <= 1
+
+
+# ---- stopping, and the files
+
+
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(series: Series) -> None:
+    first, second = series.seen("stopped")
+    assert (first["cut"], second["cut"]) == (5, 5)  # heard in the fourth step, agreed on in the fifth
+    assert second["exit_code"] == 128 + 15
+
+
+def test_ranks_that_resume_end_with_the_bits_of_the_uninterrupted_run(series: Series) -> None:
+    whole = series.seen("micro-2")[0]["weights"]
+    for rank in series.seen("stopped"):
+        assert all(torch.equal(rank["weights"][name], whole[name]) for name in whole)
+    assert series.losses("stopped") == series.losses("micro-2")
+    assert [e.val_loss for e in series.records("stopped")[1]] == [e.val_loss for e in series.records("micro-2")[1]]
+
+
+def test_all_answers_of_a_vote_are_equal(series: Series) -> None:
+    assert series.seen("votes") == [[False, False, True, False]] * 3
+
+
+def test_the_first_rank_alone_writes(series: Series) -> None:
+    card = read_card(series.folder / "micro-3")
+    assert card.ranks == 3
+    assert "3 ranks: each takes 512 tokens of a step" in card.notes
+    assert len(series.records("micro-3")[0]) == STEPS
+    names = {path.name for path in (series.folder / "micro-3").iterdir()}
+    assert names == {"card.json", "checkpoints", "config.json", "metrics.jsonl", "tokenizer.json"}
+
+
+def test_no_gradient_wrapper_outlives_its_group(series: Series) -> None:
+    """Such a one has been seen to wait for ever when it is let go."""
+    assert all(rank["wrapper_gone"] for rank in series.seen("micro-2"))
