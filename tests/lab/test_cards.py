@@ -84,6 +84,9 @@ def test_a_card_has_all_that_the_table_knows(key: str) -> None:
     assert (cards.NOT_MEASURED in text) == (not files_of(one))
     assert all(f"benchmarks/results/{name})" in text for name in files_of(one))
     assert all(claim.claim in text for claim in claims() if key in claim.techniques)
+    for field in (switch.field for switch in one.switches):
+        file = next(iter(re.findall(rf"\[`{re.escape(field)}`\]\(\.\./\.\./([^)]+)\)", text)))
+        assert re.search(rf"^    {field.rpartition('.')[2]}: ", (ROOT / file).read_text(), re.MULTILINE), file
 
 
 def test_the_index_leads_to_every_card() -> None:

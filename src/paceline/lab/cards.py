@@ -5,6 +5,7 @@ docs/seeds.md, from each claim to card, switch, code, test and measurement. Nobo
 """
 
 import sys
+import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from paceline.lab.technique import Given, Measurement, Switch, Technique, comman
 from paceline.lab.techniques import TECHNIQUES, TOPICS
 from paceline.lab.totals import whole_record
 from paceline.recipes.records import PUBLIC
+from paceline.train.config import RunConfig
 
 MADE_BY = "<!-- Written by `python -m paceline.lab.cards`; edit src/paceline/lab instead. -->"
 DOCS = Path(paceline.__file__).parents[2] / "docs"
@@ -70,7 +72,7 @@ def _switch_section(technique: Technique) -> str:
     needs = _listed(f"Acts only where `{given.field}` is {_among(given)}." for given in technique.given)
     if not technique.switches:
         return _paragraphs("None: it is always so.", needs)
-    rows = [(f"`{s.field}`", _on_values(s), _value(s.off)) for s in technique.switches]
+    rows = [(_field_link(s.field, "../.."), _on_values(s), _value(s.off)) for s in technique.switches]
     which = "without" if technique.presets else "with"
     shown = f"To train `{technique.shown_on}` {which} it:\n\n```sh\n{command(technique)}\n```"
     return _paragraphs(_table(("field", "on", "off"), rows), needs, shown)
@@ -221,7 +223,7 @@ def _trace_claim(claim: Claim) -> str:
 
 
 def _trace_technique(technique: Technique) -> str:
-    switch = ", ".join(f"`{s.field}` {_value(s.on)} / {_value(s.off)}" for s in technique.switches)
+    switch = ", ".join(f"{_field_link(s.field, '..')} {_value(s.on)} / {_value(s.off)}" for s in technique.switches)
     measured = _files(files_of(technique), "..")
     parts = [
         f"[{technique.title}](techniques/{technique.key}.md)",
@@ -234,6 +236,15 @@ def _trace_technique(technique: Technique) -> str:
 
 
 # ---- markdown
+
+
+def _field_link(field: str, root: str) -> str:
+    """A dotted field, leading to the file that defines it."""
+    owner: type = RunConfig
+    for part in field.split(".")[:-1]:
+        owner = typing.get_type_hints(owner)[part]
+    file = owner.__module__.removeprefix("paceline.").replace(".", "/")
+    return f"[`{field}`]({root}/src/paceline/{file}.py)"
 
 
 def _code_links(technique: Technique, root: str) -> list[str]:
