@@ -1,0 +1,665 @@
+"""Attention of queries that see one interval of keys, for a GPU with Triton. The plain twin is `attend_dense`.
+
+A causal mask within documents and a window lets query q see exactly the keys first_key[q] .. q, and first_key never
+falls along a sequence. So two integers per token say all: which tiles are visited, which of them need no element test,
+and the test itself; the other direction, key k seen by the queries k .. end_query[k] - 1, serves the backward pass.
+There are no lists of blocks, and nothing here knows of documents or windows.
+
+Softmax is in base 2 with running maxima, sums in fp32. Backward takes two kernels, by query tile (which also leaves
+sum(o * do) for the other) and by key tile; each forms the probabilities anew: 7 products where 5 would do, but every
+sum has a fixed order. `BACKWARD_ATOMICALLY` chooses the 5, which add query gradients in the order of arrival.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+LOG2_E = 1.4426950408889634
+HIDDEN = tl.constexpr(-1.0e30)
+"""Score of a pair that the mask forbids. Finite: a row that has seen nothing yet holds weights of 1, which vanish when
+its first visible key arrives, and every row sees itself; -inf would make them NaN."""
+TEST_NONE = tl.constexpr(0)
+TEST_ALL = tl.constexpr(1)
+TEST_OUTSIDE = tl.constexpr(2)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How one kernel cuts its work. `queries` and `keys` are tokens of a tile and divide 128."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+    """Tiles in flight in the loop."""
+    split: bool = False
+    """Three loops (tested, full, tested) instead of one with a branch; the pipeline then drains between them."""
+    tma: bool = True
+    """Load and store by tensor descriptors; else by pointers."""
+    registers: int | None = None
+    """Most registers of a thread; None leaves that to the compiler."""
+
+
+FORWARD = Tiles(queries=128, keys=64, warps=8, stages=2)
+BACKWARD_QUERIES = Tiles(queries=128, keys=64, warps=8, stages=2)
+BACKWARD_KEYS = Tiles(queries=64, keys=128, warps=8, stages=2)
+BACKWARD_ATOMICALLY: Tiles | None = None
+"""Tiles of the one-kernel backward pass, or None for the two kernels with a fixed order of sums."""
+SINGLE_PRECISION = Tiles(queries=32, keys=32, warps=4, stages=1)
+"""For fp32 inputs, whose tiles take twice the shared memory; for tests, not for speed."""
+
+
+def attend_ranges(q: Tensor, k: Tensor, v: Tensor, first_key: Tensor, end_query: Tensor, *, scale: float) -> Tensor:
+    """q (B, T, H, D), k and v (B, T, H_kv, D) -> (B, T, H, D) in q's dtype. T a multiple of 128, D 64 or 128.
+
+    first_key, end_query (B or 1, T) int32, never falling along T: query q sees the keys first_key[q] .. q, which is to
+    say that key k is seen by the queries k .. end_query[k] - 1."""
+    out, _ = attend_forward(q, k, v, first_key, end_query, scale)
+    return out
+
+
+@triton.jit
+def load_tile(source, row, column, stride, ROWS: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr):
+    """(ROWS, WIDTH) from (row, column) of a matrix: a descriptor, or a pointer with its row stride."""
+    if TMA:
+        tile = source.load([row, column])
+    else:
+        offsets = tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, WIDTH)[None, :]
+        tile = tl.load(source + (row.to(tl.int64) * stride + column) + offsets)
+    return tile
+
+
+@triton.jit
+def store_tile(target, row, column, stride, tile, ROWS: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr):
+    if TMA:
+        target.store([row, column], tile)
+    else:
+        offsets = tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, WIDTH)[None, :]
+        tl.store(target + (row.to(tl.int64) * stride + column) + offsets, tile)
+
+
+@triton.jit
+def forward_span(
+    acc,
+    total,
+    largest,
+    q_tile,
+    k,
+    v,
+    queries,
+    first,
+    begin,
+    end,
+    full_begin,
+    full_end,
+    scale_log2,
+    row,
+    column,
+    k_stride,
+    v_stride,
+    TEST: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TMA: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Take the key tiles of [begin, end) into the running sums of one query tile."""
+    for start in range(begin, end, BLOCK_N):
+        k_tile = load_tile(k, row + start, column, k_stride, BLOCK_N, WIDTH, TMA)
+        s = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+        if TEST == TEST_ALL:
+            keys = start + tl.arange(0, BLOCK_N)
+            s = tl.where((keys[None, :] >= first[:, None]) & (keys[None, :] <= queries[:, None]), s, HIDDEN)
+        if TEST == TEST_OUTSIDE:
+            if (start < full_begin) | (start >= full_end):
+                keys = start + tl.arange(0, BLOCK_N)
+                s = tl.where((keys[None, :] >= first[:, None]) & (keys[None, :] <= queries[:, None]), s, HIDDEN)
+        new = tl.maximum(largest, tl.max(s, 1) * scale_log2)
+        p = tl.exp2(s * scale_log2 - new[:, None])
+        shrink = tl.exp2(largest - new)
+        total = total * shrink + tl.sum(p, 1)
+        acc = acc * shrink[:, None]
+        v_tile = load_tile(v, row + start, column, v_stride, BLOCK_N, WIDTH, TMA)
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=PRECISION)
+        largest = new
+    return acc, total, largest
+
+
+@triton.jit
+def forward_kernel(
+    q,
+    k,
+    v,
+    out,
+    lse_ptr,
+    first_ptr,
+    scale_log2,
+    tokens,
+    range_stride,
+    q_stride,
+    k_stride,
+    v_stride,
+    out_stride,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TMA: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One query tile of one head: its outputs, and log2 of its softmax sums for the backward pass."""
+    start = tl.program_id(0) * BLOCK_M
+    batch, head = tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
+    row, column = batch * tokens, head // GROUP * WIDTH
+    first_ptr += batch.to(tl.int64) * range_stride
+    queries = start + tl.arange(0, BLOCK_M)
+    first = tl.load(first_ptr + queries)
+    begin = tl.load(first_ptr + start) // BLOCK_N * BLOCK_N
+    full_end = (start + 1) // BLOCK_N * BLOCK_N  # from here on, keys later than the tile's first query
+    full_begin = (tl.load(first_ptr + start + BLOCK_M - 1) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+    full_begin = tl.minimum(full_begin, full_end)
+    end = start + BLOCK_M
+    q_tile = load_tile(q, row + start, head * WIDTH, q_stride, BLOCK_M, WIDTH, TMA)
+    acc = tl.zeros((BLOCK_M, WIDTH), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    if SPLIT:
+        acc, total, largest = forward_span(
+            acc, total, largest, q_tile, k, v, queries, first, begin, full_begin, 0, 0, scale_log2, row, column,
+            k_stride, v_stride, TEST_ALL, WIDTH, BLOCK_N, TMA, PRECISION,
+        )  # fmt: skip
+        acc, total, largest = forward_span(
+            acc, total, largest, q_tile, k, v, queries, first, full_begin, full_end, 0, 0, scale_log2, row, column,
+            k_stride, v_stride, TEST_NONE, WIDTH, BLOCK_N, TMA, PRECISION,
+        )  # fmt: skip
+        acc, total, largest = forward_span(
+            acc, total, largest, q_tile, k, v, queries, first, full_end, end, 0, 0, scale_log2, row, column,
+            k_stride, v_stride, TEST_ALL, WIDTH, BLOCK_N, TMA, PRECISION,
+        )  # fmt: skip
+    else:
+        acc, total, largest = forward_span(
+            acc, total, largest, q_tile, k, v, queries, first, begin, end, full_begin, full_end, scale_log2, row,
+            column, k_stride, v_stride, TEST_OUTSIDE, WIDTH, BLOCK_N, TMA, PRECISION,
+        )  # fmt: skip
+    tl.store(lse_ptr + tl.program_id(1).to(tl.int64) * tokens + queries, largest + tl.log2(total))
+    tile = (acc / total[:, None]).to(q_tile.dtype)
+    store_tile(out, row + start, head * WIDTH, out_stride, tile, BLOCK_M, WIDTH, TMA)
+
+
+@triton.jit
+def query_gradient_span(
+    acc,
+    q_tile,
+    grad_tile,
+    lse,
+    delta,
+    k,
+    v,
+    queries,
+    first,
+    begin,
+    end,
+    full_begin,
+    full_end,
+    scale_log2,
+    row,
+    column,
+    k_stride,
+    v_stride,
+    TEST: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TMA: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Add what the key tiles of [begin, end) give to the gradient of one query tile."""
+    for start in range(begin, end, BLOCK_N):
+        k_tile = load_tile(k, row + start, column, k_stride, BLOCK_N, WIDTH, TMA)
+        v_tile = load_tile(v, row + start, column, v_stride, BLOCK_N, WIDTH, TMA)
+        s = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
+        dp = tl.dot(grad_tile, tl.trans(v_tile), input_precision=PRECISION)
+        p = tl.exp2(s * scale_log2 - lse[:, None])
+        if TEST == TEST_ALL:
+            keys = start + tl.arange(0, BLOCK_N)
+            p = tl.where((keys[None, :] >= first[:, None]) & (keys[None, :] <= queries[:, None]), p, 0.0)
+        if TEST == TEST_OUTSIDE:
+            if (start < full_begin) | (start >= full_end):
+                keys = start + tl.arange(0, BLOCK_N)
+                p = tl.where((keys[None, :] >= first[:, None]) & (keys[None, :] <= queries[:, None]), p, 0.0)
+        ds = p * (dp - delta[:, None])
+        acc = tl.dot(ds.to(k_tile.dtype), k_tile, acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit
+def query_gradient_kernel(
+    q,
+    k,
+    v,
+    out,
+    grad,
+    grad_q,
+    lse_ptr,
+    delta_ptr,
+    first_ptr,
+    scale,
+    scale_log2,
+    tokens,
+    range_stride,
+    q_stride,
+    k_stride,
+    v_stride,
+    out_stride,
+    grad_stride,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TMA: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One query tile of one head: its delta = sum(out * grad) by row, and its gradient."""
+    start = tl.program_id(0) * BLOCK_M
+    batch, head = tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
+    row, column = batch * tokens, head // GROUP * WIDTH
+    first_ptr += batch.to(tl.int64) * range_stride
+    queries = start + tl.arange(0, BLOCK_M)
+    first = tl.load(first_ptr + queries)
+    begin = tl.load(first_ptr + start) // BLOCK_N * BLOCK_N
+    full_end = (start + 1) // BLOCK_N * BLOCK_N
+    full_begin = (tl.load(first_ptr + start + BLOCK_M - 1) + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+    full_begin = tl.minimum(full_begin, full_end)
+    end = start + BLOCK_M
+    by_row = tl.program_id(1).to(tl.int64) * tokens + queries
+    out_tile = load_tile(out, row + start, head * WIDTH, out_stride, BLOCK_M, WIDTH, TMA)
+    grad_tile = load_tile(grad, row + start, head * WIDTH, grad_stride, BLOCK_M, WIDTH, TMA)
+    delta = tl.sum(out_tile.to(tl.float32) * grad_tile.to(tl.float32), 1)
+    tl.store(delta_ptr + by_row, delta)
+    lse = tl.load(lse_ptr + by_row)
+    q_tile = load_tile(q, row + start, head * WIDTH, q_stride, BLOCK_M, WIDTH, TMA)
+    acc = tl.zeros((BLOCK_M, WIDTH), tl.float32)
+    if SPLIT:
+        acc = query_gradient_span(
+            acc, q_tile, grad_tile, lse, delta, k, v, queries, first, begin, full_begin, 0, 0, scale_log2, row, column,
+            k_stride, v_stride, TEST_ALL, WIDTH, BLOCK_N, TMA, PRECISION,
+        )  # fmt: skip
+        acc = query_gradient_span(
+            acc, q_tile, grad_tile, lse, delta, k, v, queries, first, full_begin, full_end, 0, 0, scale_log2, row,
+            column, k_stride, v_stride, TEST_NONE, WIDTH, BLOCK_N, TMA, PRECISION,
+        )  # fmt: skip
+        acc = query_gradient_span(
+            acc, q_tile, grad_tile, lse, delta, k, v, queries, first, full_end, end, 0, 0, scale_log2, row, column,
+            k_stride, v_stride, TEST_ALL, WIDTH, BLOCK_N, TMA, PRECISION,
+        )  # fmt: skip
+    else:
+        acc = query_gradient_span(
+            acc, q_tile, grad_tile, lse, delta, k, v, queries, first, begin, end, full_begin, full_end, scale_log2,
+            row, column, k_stride, v_stride, TEST_OUTSIDE, WIDTH, BLOCK_N, TMA, PRECISION,
+        )  # fmt: skip
+    tile = (acc * scale).to(q_tile.dtype)
+    store_tile(grad_q, row + start, head * WIDTH, HEADS * WIDTH, tile, BLOCK_M, WIDTH, TMA)
+
+
+@triton.jit
+def key_gradient_span(
+    acc_k,
+    acc_v,
+    k_tile,
+    v_tile,
+    q,
+    grad,
+    sum_q_ptr,
+    lse_ptr,
+    delta_ptr,
+    keys,
+    end_query,
+    begin,
+    end,
+    full_begin,
+    full_end,
+    scale,
+    scale_log2,
+    row,
+    column,
+    q_stride,
+    grad_stride,
+    TEST: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TMA: tl.constexpr,
+    ATOMIC: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Add what the query tiles of [begin, end) give to the gradients of one key tile. Scores are kept transposed, keys
+    by queries, so that the weights are operands straight from registers."""
+    for start in range(begin, end, BLOCK_M):
+        queries = start + tl.arange(0, BLOCK_M)
+        q_tile = load_tile(q, row + start, column, q_stride, BLOCK_M, WIDTH, TMA)
+        grad_tile = load_tile(grad, row + start, column, grad_stride, BLOCK_M, WIDTH, TMA)
+        lse = tl.load(lse_ptr + queries)
+        delta = tl.load(delta_ptr + queries)
+        s = tl.dot(k_tile, tl.trans(q_tile), input_precision=PRECISION)
+        p = tl.exp2(s * scale_log2 - lse[None, :])
+        if TEST == TEST_ALL:
+            p = tl.where((queries[None, :] >= keys[:, None]) & (queries[None, :] < end_query[:, None]), p, 0.0)
+        if TEST == TEST_OUTSIDE:
+            if (start < full_begin) | (start >= full_end):
+                p = tl.where((queries[None, :] >= keys[:, None]) & (queries[None, :] < end_query[:, None]), p, 0.0)
+        acc_v = tl.dot(p.to(grad_tile.dtype), grad_tile, acc_v, input_precision=PRECISION)
+        dp = tl.dot(v_tile, tl.trans(grad_tile), input_precision=PRECISION)
+        ds = (p * (dp - delta[None, :])).to(q_tile.dtype)
+        acc_k = tl.dot(ds, q_tile, acc_k, input_precision=PRECISION)
+        if ATOMIC:
+            part = tl.dot(tl.trans(ds), k_tile, input_precision=PRECISION) * scale
+            offsets = queries[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+            tl.atomic_add(sum_q_ptr + offsets, part, sem="relaxed")
+    return acc_k, acc_v
+
+
+@triton.jit
+def key_gradient_kernel(
+    q,
+    k,
+    v,
+    grad,
+    grad_k,
+    grad_v,
+    sum_q_ptr,
+    lse_ptr,
+    delta_ptr,
+    end_ptr,
+    scale,
+    scale_log2,
+    tokens,
+    range_stride,
+    q_stride,
+    k_stride,
+    v_stride,
+    grad_stride,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TMA: tl.constexpr,
+    ATOMIC: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One key tile of one key head: the gradients of its keys and values over all query heads of the group. ATOMIC:
+    also adds query gradients to sum_q (B, H, T, WIDTH) fp32, which must start at 0."""
+    KV_HEADS: tl.constexpr = HEADS // GROUP
+    start = tl.program_id(0) * BLOCK_N
+    batch, kv_head = tl.program_id(1) // KV_HEADS, tl.program_id(1) % KV_HEADS
+    row, column = batch * tokens, kv_head * WIDTH
+    end_ptr += batch.to(tl.int64) * range_stride
+    keys = start + tl.arange(0, BLOCK_N)
+    end_query = tl.load(end_ptr + keys)
+    begin = start // BLOCK_M * BLOCK_M
+    end = tl.load(end_ptr + start + BLOCK_N - 1)
+    full_begin = (start + BLOCK_N - 1 + BLOCK_M - 1) // BLOCK_M * BLOCK_M  # from here on, no query before a key
+    full_end = tl.maximum(tl.load(end_ptr + start) // BLOCK_M * BLOCK_M, full_begin)
+    k_tile = load_tile(k, row + start, column, k_stride, BLOCK_N, WIDTH, TMA)
+    v_tile = load_tile(v, row + start, column, v_stride, BLOCK_N, WIDTH, TMA)
+    acc_k = tl.zeros((BLOCK_N, WIDTH), tl.float32)
+    acc_v = tl.zeros((BLOCK_N, WIDTH), tl.float32)
+    for member in range(GROUP):
+        head = kv_head * GROUP + member
+        by_row = (batch * HEADS + head).to(tl.int64) * tokens
+        lses, deltas, sums = lse_ptr + by_row, delta_ptr + by_row, sum_q_ptr + by_row * WIDTH
+        if SPLIT:
+            acc_k, acc_v = key_gradient_span(
+                acc_k, acc_v, k_tile, v_tile, q, grad, sums, lses, deltas, keys, end_query, begin,
+                tl.minimum(full_begin, end), 0, 0, scale, scale_log2, row, head * WIDTH, q_stride, grad_stride,
+                TEST_ALL, WIDTH, BLOCK_M, TMA, ATOMIC, PRECISION,
+            )  # fmt: skip
+            acc_k, acc_v = key_gradient_span(
+                acc_k, acc_v, k_tile, v_tile, q, grad, sums, lses, deltas, keys, end_query, full_begin, full_end, 0, 0,
+                scale, scale_log2, row, head * WIDTH, q_stride, grad_stride,
+                TEST_NONE, WIDTH, BLOCK_M, TMA, ATOMIC, PRECISION,
+            )  # fmt: skip
+            acc_k, acc_v = key_gradient_span(
+                acc_k, acc_v, k_tile, v_tile, q, grad, sums, lses, deltas, keys, end_query, full_end, end, 0, 0,
+                scale, scale_log2, row, head * WIDTH, q_stride, grad_stride,
+                TEST_ALL, WIDTH, BLOCK_M, TMA, ATOMIC, PRECISION,
+            )  # fmt: skip
+        else:
+            acc_k, acc_v = key_gradient_span(
+                acc_k, acc_v, k_tile, v_tile, q, grad, sums, lses, deltas, keys, end_query, begin, end, full_begin,
+                full_end, scale, scale_log2, row, head * WIDTH, q_stride, grad_stride,
+                TEST_OUTSIDE, WIDTH, BLOCK_M, TMA, ATOMIC, PRECISION,
+            )  # fmt: skip
+    tile_k, tile_v = (acc_k * scale).to(k_tile.dtype), acc_v.to(v_tile.dtype)
+    store_tile(grad_k, row + start, column, KV_HEADS * WIDTH, tile_k, BLOCK_N, WIDTH, TMA)
+    store_tile(grad_v, row + start, column, KV_HEADS * WIDTH, tile_v, BLOCK_N, WIDTH, TMA)
+
+
+@triton.jit
+def delta_kernel(
+    out_ptr,
+    grad_ptr,
+    delta_ptr,
+    tokens,
+    out_stride,
+    grad_stride,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """sum(out * grad) of ROWS queries of one head, for the backward pass in one kernel."""
+    batch, head = tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
+    start = tl.program_id(0) * ROWS
+    out = load_tile(out_ptr, batch * tokens + start, head * WIDTH, out_stride, ROWS, WIDTH, False)
+    grad = load_tile(grad_ptr, batch * tokens + start, head * WIDTH, grad_stride, ROWS, WIDTH, False)
+    delta = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
+    tl.store(delta_ptr + tl.program_id(1).to(tl.int64) * tokens + start + tl.arange(0, ROWS), delta)
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """(B, T, H, D) as the matrix (B * T, H * D) that tiles are cut from; a copy where strides or alignment forbid the
+    view (descriptors want 16 bytes)."""
+    batch, tokens, heads, width = x.shape
+    viewable = x.stride(3) == 1 and x.stride(2) == width and (batch == 1 or x.stride(0) == tokens * x.stride(1))
+    aligned = x.data_ptr() % 16 == 0 and x.stride(1) * x.element_size() % 16 == 0
+    if not (viewable and aligned):
+        x = x.contiguous()
+    return x.as_strided((batch * tokens, heads * width), (x.stride(1), 1))
+
+
+def _argument(rows: Tensor, block: int, width: int, *, tma: bool) -> Any:
+    return TensorDescriptor.from_tensor(rows, [block, width]) if tma else rows
+
+
+def _options(tiles: Tiles) -> dict[str, Any]:
+    options: dict[str, Any] = {"num_warps": tiles.warps, "num_stages": tiles.stages, "TMA": tiles.tma}
+    return options if tiles.registers is None else options | {"maxnreg": tiles.registers}
+
+
+def _shape_constants(q: Tensor, k: Tensor) -> dict[str, Any]:
+    precision = "ieee" if q.dtype == torch.float32 else "tf32"  # only read for fp32 operands
+    return {"HEADS": q.size(2), "GROUP": q.size(2) // k.size(2), "WIDTH": q.size(3), "PRECISION": precision}
+
+
+def launch_forward(
+    q: Tensor, k: Tensor, v: Tensor, first_key: Tensor, scale: float, tiles: Tiles
+) -> tuple[Tensor, Tensor]:
+    """Outputs, and log2 of the softmax sums, (B, H, T) fp32."""
+    batch, tokens, heads, width = q.shape
+    out, lse = q.new_empty(q.shape), q.new_empty((batch, heads, tokens), dtype=torch.float32)
+    rows = [as_rows(x) for x in (q, k, v, out)]
+    blocks = (tiles.queries, tiles.keys, tiles.keys, tiles.queries)
+    forward_kernel[(tokens // tiles.queries, batch * heads)](
+        *(_argument(x, block, width, tma=tiles.tma) for x, block in zip(rows, blocks, strict=True)),
+        lse,
+        first_key,
+        scale * LOG2_E,
+        tokens,
+        tokens if first_key.size(0) > 1 else 0,
+        *(x.stride(0) for x in rows),
+        BLOCK_M=tiles.queries,
+        BLOCK_N=tiles.keys,
+        SPLIT=tiles.split,
+        **_shape_constants(q, k),
+        **_options(tiles),
+    )
+    return out, lse
+
+
+def launch_query_gradient(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    first_key: Tensor,
+    scale: float,
+    tiles: Tiles,
+) -> tuple[Tensor, Tensor]:
+    """The gradient of q, and delta (B, H, T) fp32 for the other kernel."""
+    batch, tokens, heads, width = q.shape
+    grad_q, delta = q.new_empty(q.shape), torch.empty_like(lse)
+    rows = [as_rows(x) for x in (q, k, v, out, grad, grad_q)]
+    m, n = tiles.queries, tiles.keys
+    query_gradient_kernel[(tokens // m, batch * heads)](
+        *(_argument(x, block, width, tma=tiles.tma) for x, block in zip(rows, (m, n, n, m, m, m), strict=True)),
+        lse,
+        delta,
+        first_key,
+        scale,
+        scale * LOG2_E,
+        tokens,
+        tokens if first_key.size(0) > 1 else 0,
+        *(x.stride(0) for x in rows[:5]),
+        BLOCK_M=m,
+        BLOCK_N=n,
+        SPLIT=tiles.split,
+        **_shape_constants(q, k),
+        **_options(tiles),
+    )
+    return grad_q, delta
+
+
+def launch_key_gradient(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    end_query: Tensor,
+    scale: float,
+    tiles: Tiles,
+    *,
+    sum_q: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of k and v. With `sum_q` (B, H, T, D) fp32, that of q is added to it."""
+    batch, tokens, kv_heads, width = k.shape
+    grad_k, grad_v = k.new_empty(k.shape), v.new_empty(v.shape)
+    rows = [as_rows(x) for x in (q, k, v, grad, grad_k, grad_v)]
+    m, n = tiles.queries, tiles.keys
+    key_gradient_kernel[(tokens // n, batch * kv_heads)](
+        *(_argument(x, block, width, tma=tiles.tma) for x, block in zip(rows, (m, n, n, m, n, n), strict=True)),
+        lse if sum_q is None else sum_q,
+        lse,
+        delta,
+        end_query,
+        scale,
+        scale * LOG2_E,
+        tokens,
+        tokens if end_query.size(0) > 1 else 0,
+        *(x.stride(0) for x in rows[:4]),
+        BLOCK_M=m,
+        BLOCK_N=n,
+        SPLIT=tiles.split,
+        ATOMIC=sum_q is not None,
+        **_shape_constants(q, k),
+        **_options(tiles),
+    )
+    return grad_k, grad_v
+
+
+def launch_atomic_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    end_query: Tensor,
+    scale: float,
+    tiles: Tiles,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All three gradients with one pass over the scores; those of q are added in the order of arrival."""
+    batch, tokens, heads, width = q.shape
+    delta, rows = torch.empty_like(lse), [as_rows(x) for x in (out, grad)]
+    delta_kernel[(tokens // 64, batch * heads)](
+        *rows, delta, tokens, *(x.stride(0) for x in rows), HEADS=heads, WIDTH=width, ROWS=64
+    )
+    sum_q = lse.new_zeros((batch, heads, tokens, width))
+    grad_k, grad_v = launch_key_gradient(grad, q, k, v, lse, delta, end_query, scale, tiles, sum_q=sum_q)
+    return sum_q.transpose(1, 2).to(q.dtype, memory_format=torch.contiguous_format), grad_k, grad_v
+
+
+def _tiles(tiles: Tiles, q: Tensor) -> Tiles:
+    return SINGLE_PRECISION if q.dtype == torch.float32 else tiles
+
+
+@torch.library.custom_op("paceline::attend_ranges", mutates_args=())
+def attend_forward(
+    q: Tensor, k: Tensor, v: Tensor, first_key: Tensor, end_query: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Outputs and log2 of the softmax sums; end_query is kept for the backward pass."""
+    return launch_forward(q, k, v, first_key, scale, _tiles(FORWARD, q))
+
+
+@torch.library.custom_op("paceline::attend_ranges_backward", mutates_args=())
+def attend_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    first_key: Tensor,
+    end_query: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v."""
+    if BACKWARD_ATOMICALLY is not None:
+        return launch_atomic_backward(grad, q, k, v, out, lse, end_query, scale, _tiles(BACKWARD_ATOMICALLY, q))
+    grad_q, delta = launch_query_gradient(grad, q, k, v, out, lse, first_key, scale, _tiles(BACKWARD_QUERIES, q))
+    grad_k, grad_v = launch_key_gradient(grad, q, k, v, lse, delta, end_query, scale, _tiles(BACKWARD_KEYS, q))
+    return grad_q, grad_k, grad_v
+
+
+@attend_forward.register_fake
+def _(q, k, v, first_key, end_query, scale):
+    batch, tokens, heads, _ = q.shape
+    return q.new_empty(q.shape), q.new_empty((batch, heads, tokens), dtype=torch.float32)
+
+
+@attend_backward.register_fake
+def _(grad, q, k, v, out, lse, first_key, end_query, scale):
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _keep(ctx, inputs, output) -> None:
+    q, k, v, first_key, end_query, ctx.scale = inputs
+    ctx.save_for_backward(q, k, v, *output, first_key, end_query)
+
+
+def _differentiate(ctx, grad, _grad_lse):
+    return *attend_backward(grad, *ctx.saved_tensors, ctx.scale), None, None, None
+
+
+attend_forward.register_autograd(_differentiate, setup_context=_keep)

@@ -1,0 +1,56 @@
+"""Ahead-of-time compilation of the attention kernels for sm_90, which needs no GPU."""
+
+import functools
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from paceline.kernels import attention_ranges
+from paceline.kernels.attention_ranges import BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD, Tiles
+
+TILES = {"forward": FORWARD, "query_gradient": BACKWARD_QUERIES, "key_gradient": BACKWARD_KEYS}
+
+
+def compile_for_hopper(
+    name: str, width: int, tiles: Tiles | None = None, *, atomic: bool = False, heads: int = 6
+) -> Any:
+    """The compiled kernel for bf16 inputs: `.asm["ptx"]`, `.metadata.shared` in bytes."""
+    kernel, tiles = getattr(attention_ranges, f"{name}_kernel"), tiles or TILES[name]
+    constants = {
+        "HEADS": heads,
+        "GROUP": 1,
+        "WIDTH": width,
+        "BLOCK_M": tiles.queries,
+        "BLOCK_N": tiles.keys,
+        "SPLIT": tiles.split,
+        "TMA": tiles.tma,
+        "ATOMIC": atomic,
+        "PRECISION": "tf32",
+    }
+    type_of = functools.partial(_type, width=width, tiles=tiles)
+    signature = {name: "constexpr" if name in constants else type_of(name) for name in kernel.arg_names}
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, kind in enumerate(signature.values())
+        if kind.startswith("*") or kind == "i32"
+    }
+    used = {name: value for name, value in constants.items() if name in signature}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=used, attrs=aligned)
+    options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    if tiles.registers is not None:
+        options["maxnreg"] = tiles.registers
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def _type(name: str, *, width: int, tiles: Tiles) -> str:
+    rows = {"q": "queries", "out": "queries", "grad": "queries", "grad_q": "queries"}
+    rows |= {"k": "keys", "v": "keys", "grad_k": "keys", "grad_v": "keys"}
+    if name in rows:
+        return f"tensordesc<bf16[{getattr(tiles, rows[name])}, {width}]>" if tiles.tma else "*bf16"
+    if name in ("first_ptr", "end_ptr"):
+        return "*i32"
+    if name.endswith("_ptr"):
+        return "*fp32"
+    return "fp32" if name.startswith("scale") else "i32"

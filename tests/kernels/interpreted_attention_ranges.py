@@ -1,0 +1,73 @@
+"""Parity of the attention kernels with the dense definition in float64; run by test_attention_ranges.py."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.attention_cases import check_parity, qkv_of
+from paceline.kernels import attention_ranges
+from paceline.kernels.attention_ranges import Tiles, attend_ranges
+from paceline.model.masks import MaskRule
+from paceline.model.ranges import ranges_of
+
+SMALL, WIDE = Tiles(queries=64, keys=128, warps=4, stages=1), Tiles(queries=128, keys=64, warps=4, stages=1)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "unit", "documents", "window", "options"),
+    [
+        (SMALL, "blocks", True, 128, {}),  # a window of one block; two sequences with documents of their own
+        (WIDE, "tokens", True, 70, {"kv_heads": 1}),
+        (SMALL, "tokens_in_blocks", True, 200, {"width": 128, "sequences": 1}),
+        (WIDE, "blocks", False, 256, {"tokens": 512, "sequences": 1}),
+        (SMALL, "none", True, 1, {"joined": False, "sequences": 1}),
+    ],
+)
+def test_values_and_gradients_are_those_of_the_dense_mask(
+    monkeypatch: pytest.MonkeyPatch, tiles: Tiles, unit: str, documents: bool, window: int, options: dict[str, int]
+) -> None:
+    monkeypatch.setattr(attention_ranges, "SINGLE_PRECISION", tiles)
+    check_parity(unit, documents=documents, window=window, dtype=torch.float32, device="cpu", tolerance=1e-6, **options)
+
+
+def test_the_atomic_backward_has_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_ranges, "SINGLE_PRECISION", SMALL)
+    monkeypatch.setattr(attention_ranges, "BACKWARD_ATOMICALLY", SMALL)
+    check_parity(
+        "blocks", documents=True, window=256, dtype=torch.float32, device="cpu", tolerance=1e-6, kv_heads=1, sequences=1
+    )
+
+
+def test_half_precision_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_ranges, "FORWARD", WIDE)
+    check_parity("blocks", documents=True, window=256, dtype=torch.float16, device="cpu", tolerance=2e-3, sequences=1)
+
+
+def test_compiled_code_takes_the_kernels_as_one_node_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes and strides that the compiler is told are those that come, forward and backward."""
+    monkeypatch.setattr(attention_ranges, "SINGLE_PRECISION", SMALL)
+    qkv, grad = qkv_of(1, 128, 2, 1, 64, torch.float32, "cpu", joined=True)
+    rule, ids, window = MaskRule(True, False, True), torch.zeros(1, 128, dtype=torch.int32), torch.tensor(128)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ranges = ranges_of(rule, ids, 128, window)
+        return 2 * attend_ranges(q, k, v, ranges.first_key, ranges.end_query, scale=0.125)
+
+    plain, compiled = attend(*qkv), torch.compile(attend, fullgraph=True, backend="aot_eager")(*qkv)
+    expected = [plain, *torch.autograd.grad(plain, qkv, grad)]
+    for a, b in zip([compiled, *torch.autograd.grad(compiled, qkv, grad)], expected, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tma", [True, False])
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize(("queries", "keys"), [(64, 64), (64, 128), (128, 64), (128, 128), (32, 64)])
+@pytest.mark.parametrize("unit", ["blocks", "tokens", "tokens_in_blocks", "none"])
+@pytest.mark.parametrize("window", [1, 129, 384])
+def test_every_way_to_cut_the_work(
+    monkeypatch: pytest.MonkeyPatch, tma: bool, split: bool, queries: int, keys: int, unit: str, window: int
+) -> None:
+    tiles = Tiles(queries=queries, keys=keys, warps=4, stages=1, split=split, tma=tma)
+    monkeypatch.setattr(attention_ranges, "SINGLE_PRECISION", tiles)
+    check_parity(unit, documents=True, window=window, dtype=torch.float32, device="cpu", tolerance=1e-6, tokens=384)
