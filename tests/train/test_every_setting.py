@@ -133,6 +133,7 @@ ROWS: dict[str, Row] = {
     "batch.micro_tokens": Row(256, "the same up to rounding"),
     "train.free_steps": Row(0, "the same bits"),
     "train.deterministic": Row(True, "the same bits"),
+    "train.fast_paths": Row(False, "the same bits"),  # a CPU has none
     "train.recompute": Row(True, "the same bits"),
     "train.expandable_segments": Row(True, "the same bits"),
     "train.threads": Row(2, "the same up to rounding"),

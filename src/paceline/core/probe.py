@@ -35,6 +35,10 @@ TRIAL_S = 120
 """A trial that takes longer counts as failed."""
 BF16_CAPABILITY = (8, 0)
 """NVIDIA's Ampere: the first with bf16 products in hardware."""
+FLEX_HEAD_DIM = 16
+"""FlexAttention's narrowest head."""
+FUSED_CAPABILITY = (9, 0)
+"""Hopper: the first whose copy engine our kernels use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +170,11 @@ def compiler(device: str) -> Verdict:
     return Verdict(name="torch.compile", usable=True, reason=f"compiles with {Path(found).name}")
 
 
-def flex_attention(device: str) -> Verdict:
-    """FlexAttention, compiled. It has no backward pass on a CPU."""
+def flex_attention(device: str, head_dim: int = 128) -> Verdict:
+    """FlexAttention, compiled. It has no backward pass on a CPU and no kernel for narrow heads."""
+    if head_dim < FLEX_HEAD_DIM:
+        reason = f"FlexAttention has no kernel for --model.head-dim {head_dim}, below {FLEX_HEAD_DIM}"
+        return Verdict(name="flex", usable=False, reason=reason)
     if not device.startswith("cuda"):
         return Verdict(name="flex", usable=False, reason="FlexAttention has no backward pass on a CPU")
     compiles = compiler(device)
@@ -179,30 +186,93 @@ def reference_attention() -> Verdict:
     return Verdict(name="reference", usable=True, reason="plain PyTorch, on any device; it defines the result")
 
 
-def choose_attention(requested: str, device: str, *, compiled: bool = True) -> Choice:
-    """The back end for `--attention.backend`: auto, reference or flex. A named one that is missing is refused.
-    Uncompiled, FlexAttention holds all T² scores, so `auto` takes it only for compiled runs."""
+def own_kernels(device: str) -> Verdict:
+    """Our Triton kernels. They copy by Hopper's bulk engine and were tuned on an H200; older cards take the twins."""
+    if not device.startswith("cuda"):
+        return Verdict(name="fused", usable=False, reason="the fused kernels need a GPU")
+    if not (kernels := triton()).usable:
+        return Verdict(name="fused", usable=False, reason=kernels.reason)
+    import torch
+
+    capability = torch.cuda.get_device_capability()
+    found = f"capability {capability[0]}.{capability[1]}"
+    usable = capability >= FUSED_CAPABILITY
+    return Verdict(
+        name="fused",
+        usable=usable,
+        reason=found if usable else f"{found}; the fused kernels need {FUSED_CAPABILITY[0]}.{FUSED_CAPABILITY[1]}",
+    )
+
+
+def choose_own(flag: str, requested: str, device: str, *, own: str, misfit: str | None, otherwise: Choice) -> Choice:
+    """Our kernel called `own` for the setting `flag`, or what is taken `otherwise`. `misfit`: why the kernel does not
+    know this model. A kernel that the user names is used or refused; `auto` says why it was passed over."""
+    if requested not in ("auto", own):
+        return Choice(name=requested, reason=f"asked for by {flag} {requested}")
+    verdict = own_kernels(device)
+    against = misfit if verdict.usable else verdict.reason
+    if against is None:
+        return Choice(name=own, reason=f"our kernel; {verdict.reason}")
+    if requested == own:
+        raise ConfigError(f"{flag} {own} cannot be used: {against}; use {flag} auto")
+    return Choice(name=otherwise.name, reason=f"{otherwise.reason}; not {own}: {against}")
+
+
+def choose_attention(
+    requested: str,
+    device: str,
+    *,
+    compiled: bool = True,
+    head_dim: int = 128,
+    own: bool = True,
+    misfit: str | None = None,
+) -> Choice:
+    """The back end for `--attention.backend`: auto, reference, flex or ranges. A named one that is missing is refused.
+    Without `own`, `auto` passes our kernel over; `misfit` says why it does not know this model."""
     if requested == "reference":
         return Choice(name="reference", reason="asked for by --attention.backend reference")
-    flex = flex_attention(device)
-    if requested == "auto" and flex.usable and not compiled:
-        return Choice(name="reference", reason="FlexAttention pays only in compiled code; see --train.compile")
-    if flex.usable:
-        return Choice(name="flex", reason=flex.reason)
     if requested == "flex":
+        return _flex_or_refusal(device, head_dim)
+    plain = _flex_where_it_pays(device, head_dim, compiled=compiled)
+    if requested == "auto" and not own:
+        return plain
+    return choose_own("--attention.backend", requested, device, own="ranges", misfit=misfit, otherwise=plain)
+
+
+def _flex_or_refusal(device: str, head_dim: int) -> Choice:
+    flex = flex_attention(device, head_dim)
+    if not flex.usable:
         raise ConfigError(
             f"--attention.backend flex cannot be used: {flex.reason}; use --attention.backend reference or auto"
         )
-    return Choice(name="reference", reason=flex.reason)
+    return Choice(name="flex", reason=flex.reason)
 
 
-def choose_head(requested: str, *, compiled: bool) -> Choice:
-    """The back end for `--head.backend`: auto, reference or chunked. Both work everywhere."""
-    if requested != "auto":
-        return Choice(name=requested, reason=f"asked for by --head.backend {requested}")
+def _flex_where_it_pays(device: str, head_dim: int, *, compiled: bool) -> Choice:
+    """Uncompiled, FlexAttention holds all T² scores."""
+    flex = flex_attention(device, head_dim)
+    if flex.usable and not compiled:
+        return Choice(name="reference", reason="FlexAttention pays only in compiled code; see --train.compile")
+    return Choice(name="flex" if flex.usable else "reference", reason=flex.reason)
+
+
+def choose_head(requested: str, device: str, *, compiled: bool, own: bool = True, misfit: str | None = None) -> Choice:
+    """The back end for `--head.backend`: auto, reference, chunked or fused. The first two work everywhere."""
     if compiled:
-        return Choice(name="reference", reason="the compiler fuses cap and loss")
-    return Choice(name="chunked", reason="without a compiler, chunks save the passes over all logits")
+        plain = Choice(name="reference", reason="the compiler fuses cap and loss")
+    else:
+        plain = Choice(name="chunked", reason="without a compiler, chunks save the passes over all logits")
+    if requested == "auto" and not own:
+        return plain
+    return choose_own("--head.backend", requested, device, own="fused", misfit=misfit, otherwise=plain)
+
+
+def choose_fused(flag: str, requested: str, device: str, *, own: bool = True, misfit: str | None = None) -> Choice:
+    """The back end for `--mlp.backend` and `--attention.heads`: auto, reference or fused."""
+    plain = Choice(name="reference", reason="plain PyTorch")
+    if requested == "auto" and not own:
+        return plain
+    return choose_own(flag, requested, device, own="fused", misfit=misfit, otherwise=plain)
 
 
 def back_ends(device: str) -> list[Verdict]:
@@ -215,6 +285,7 @@ def back_ends(device: str) -> list[Verdict]:
         compiler(device),
         reference_attention(),
         flex_attention(device),
+        own_kernels(device),
         Verdict(name="flash-attention-3", usable=False, reason=not_yet),
         Verdict(name="varlen", usable=False, reason=f"torch.nn.attention.varlen is {not_yet}"),
     ]

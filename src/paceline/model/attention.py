@@ -8,18 +8,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.core.units import BLOCK_TOKENS, round_up
 from paceline.kernels.attention import attend_chunked, attend_dense, attend_flex, flex_block_mask
 from paceline.model.config import ModelConfig
+from paceline.model.dtypes import torch_dtype
 from paceline.model.linear import linear, matrix
 from paceline.model.masks import MaskRule, allowed, block_lists, dense_mask
 from paceline.model.norm import rms_norm
+from paceline.model.ranges import ranges_of
 from paceline.model.rotary import rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q, k, v) -> attended values, (B, T, H, D)."""
+Plan = Callable[[ModelConfig, Tensor | None, int, Tensor], Attend]
+"""(config, documents, tokens, window) -> how this forward pass attends: the back end."""
 
 CHUNK_TOKENS = 512
 """Queries of one chunk: a multiple of the block, large enough to keep the products busy."""
@@ -66,8 +71,34 @@ def plan_flex(config: ModelConfig, documents_BT: Tensor | None, tokens: int, win
     return lambda _, q, k, v: attend_flex(q, k, v, mask, scale=scale)
 
 
-PLANS = {"reference": plan_reference, "flex": plan_flex}
-"""Back ends by the names that `--attention.backend` and the probe use."""
+PLANS: dict[str, Plan] = {"reference": plan_reference, "flex": plan_flex}
+"""Back ends of plain PyTorch by the names that `--attention.backend` and the probe use."""
+
+
+def plan_named(name: str) -> Plan:
+    """A back end by name; `ranges` needs Triton, hence the import here, and a model without a `ranges_misfit`."""
+    if name != "ranges":
+        return PLANS[name]
+    from paceline.kernels.attention_ranges import attend_ranges
+
+    def plan_ranges(config: ModelConfig, documents_BT: Tensor | None, tokens: int, window: Tensor) -> Attend:
+        """Attention by our kernel over the interval of keys that each query sees."""
+        rule, scale = MaskRule.of(config), config.head_dim**-0.5
+        if rule.only_causal or tokens % BLOCK_TOKENS:
+            return plan_flex(config, documents_BT, tokens, window)
+        ranges = ranges_of(rule, documents_BT, tokens, window)
+        return lambda _, q, k, v: attend_ranges(q, k, v, ranges.first_key, ranges.end_query, scale=scale)
+
+    return plan_ranges
+
+
+def ranges_misfit(config: ModelConfig) -> str | None:
+    """Why our attention kernel does not know such a model, or None."""
+    if MaskRule.of(config).only_causal:
+        return "a plainly causal mask is left to PyTorch's own kernel"
+    if config.head_dim not in (64, 128):
+        return f"it knows heads of 64 and 128, not --model.head-dim {config.head_dim}"
+    return None
 
 
 def reach_tokens(config: ModelConfig, tokens: int) -> int:
@@ -100,12 +131,19 @@ def chunked_mask(
     return (lists.full[:, q_block, k_block] & inside) | (lists.partial[:, q_block, k_block] & test)
 
 
+Heads = tuple[Tensor, Tensor, Tensor, Tensor | None]
+"""q (B, T, H, D), k and v (B, T, H_kv, D) as attention takes them, and the layer's own values before they were mixed,
+where a later layer may ask for them."""
+MakeHeads = Callable[["SelfAttention", Tensor, Tensor | None, Turn], Heads]
+"""(module, x (B, T, width), extra, turn) -> heads: who computes projections, value mix, norm and rotary."""
+
+
 class SelfAttention(nn.Module):
     """x (B, T, width) -> (B, T, width): projections, value mix, norm and rotary of q and k, attention, output."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig, layer: int, make_heads: MakeHeads) -> None:
         super().__init__()
-        self.config, self.layer = config, layer
+        self.config, self.layer, self.make_heads = config, layer, make_heads
         width, kv = config.width, config.kv_width
         if config.qkv == "fused":
             self.qkv = matrix(width + 2 * kv, width)
@@ -115,18 +153,14 @@ class SelfAttention(nn.Module):
         if config.value_path != "plain":
             self.value_mix = nn.Parameter(torch.empty(config.value_lambdas))
 
-    def forward(self, x: Tensor, extra: Tensor | None, turn: Turn, attend: Attend) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, extra: Tensor | None, turn: Turn, attend: Attend) -> tuple[Tensor, Tensor | None]:
         """`extra`: what the value path mixes in, (B, T, H_kv, D), or None. Also returns this layer's own values, which
         the `residual` path hands to later layers."""
-        q, k, v = self._project(x)
-        own = v
-        if self.config.value_path != "plain":
-            v = self._mix_values(v, extra)
-        q, k = self._position(q, turn), self._position(k, turn)
+        q, k, v, own = self.make_heads(self, x, extra, turn)
         y = attend(self.layer, q, k, v).flatten(-2)
         return linear(y, self.output, self.config.precision), own
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         c, kv = self.config, self.config.kv_width
         if c.qkv == "fused":
             q, k, v = linear(x, self.qkv, c.precision).split([c.width, kv, kv], dim=-1)
@@ -138,7 +172,13 @@ class SelfAttention(nn.Module):
             v.unflatten(-1, (c.kv_heads, c.head_dim)),
         )
 
-    def _mix_values(self, v: Tensor, extra: Tensor | None) -> Tensor:
+    def project_at_once(self, x: Tensor) -> Tensor:
+        """The three projections as one product, (B·T, (H + 2 H_kv) D), whether their matrices are one or three."""
+        dtype = torch_dtype(self.config.precision.compute)
+        weight = self.qkv if self.config.qkv == "fused" else torch.cat([self.query, self.key, self.value])
+        return F.linear(x.flatten(0, -2).to(dtype), weight.to(dtype))
+
+    def mix_values(self, v: Tensor, extra: Tensor | None) -> Tensor:
         if self.config.value_lambdas == 1:
             mix = self.value_mix[0]
             return v if extra is None else (1 - mix) * v + mix * extra
@@ -147,9 +187,44 @@ class SelfAttention(nn.Module):
         scaled = self.value_mix[0] * v
         return scaled if extra is None else scaled + self.value_mix[1] * extra.to(v.dtype)
 
-    def _position(self, x: Tensor, turn: Turn) -> Tensor:
+    def position(self, x: Tensor, turn: Turn) -> Tensor:
         c = self.config
         if c.qk_norm == "before_rotary":
             x = rms_norm(x, c.qk_norm_eps)
         x = rotate(x, turn.cos, turn.sin, c.rotary)
         return rms_norm(x, c.qk_norm_eps) if c.qk_norm == "after_rotary" else x
+
+
+def make_heads(layer: SelfAttention, x: Tensor, extra: Tensor | None, turn: Turn) -> Heads:
+    """The plain twin."""
+    q, k, v = layer.project(x)
+    mixed = v if layer.config.value_path == "plain" else layer.mix_values(v, extra)
+    return layer.position(q, turn), layer.position(k, turn), mixed, v
+
+
+def make_heads_named(name: str) -> MakeHeads:
+    """A back end by name; `fused` needs Triton, hence the import here, and a config for which `heads_misfit` is None."""
+    if name == "reference":
+        return make_heads
+    from paceline.kernels.heads_fused import heads_fused
+
+    def fused(layer: SelfAttention, x: Tensor, extra: Tensor | None, turn: Turn) -> Heads:
+        c = layer.config
+        mix = None if c.value_path == "plain" else layer.value_mix
+        rows = None if extra is None else extra.flatten(0, 1)
+        shape = (c.num_heads, c.kv_heads, c.head_dim)
+        q, k, v = heads_fused(layer.project_at_once(x), rows, mix, turn.cos, turn.sin, c.qk_norm_eps, shape)
+        return *(heads.unflatten(0, x.shape[:-1]) for heads in (q, k, v)), None
+
+    return fused
+
+
+def heads_misfit(config: ModelConfig) -> str | None:
+    """Why the fused kernel cannot make the heads of such a model, or None."""
+    if config.qk_norm != "before_rotary":
+        return f"it knows a norm before the rotary only, not --model.qk-norm {config.qk_norm}"
+    if config.value_path == "residual" or (config.value_path != "plain" and config.value_lambdas != 2):
+        return f"it knows two mixing scalars and value tables only, not --model.value-path {config.value_path}"
+    if config.head_dim & (config.head_dim - 1):
+        return f"--model.head-dim {config.head_dim} is not a power of two"
+    return None

@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.model.attention import Attend, SelfAttention, Turn
+from paceline.model.attention import Attend, MakeHeads, SelfAttention, Turn, make_heads
 from paceline.model.config import ModelConfig
+from paceline.model.dtypes import torch_dtype
 from paceline.model.linear import linear, matrix
 from paceline.model.norm import rms_norm
 
@@ -19,26 +20,56 @@ def relu_squared(x: Tensor) -> Tensor:
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu2": relu_squared}
 
 
+FeedForward = Callable[["MLP", Tensor], Tensor]
+"""(module, x (B, T, width)) -> (B, T, width): who computes an MLP."""
+
+
+def feed_forward(mlp: "MLP", x: Tensor) -> Tensor:
+    """The plain twin: product, activation, product."""
+    c = mlp.config
+    hidden = ACTIVATIONS[c.activation](linear(x, mlp.up, c.precision))
+    return linear(hidden, mlp.down, c.precision)
+
+
+def feed_forward_named(name: str) -> FeedForward:
+    """A back end by name; `fused` needs Triton, hence the import here."""
+    if name == "reference":
+        return feed_forward
+    from paceline.kernels.mlp_fused import mlp_fused
+
+    def fused(mlp: "MLP", x: Tensor) -> Tensor:
+        dtype = torch_dtype(mlp.config.precision.compute)
+        rows = x.flatten(0, -2).to(dtype)
+        return mlp_fused(rows, mlp.up.to(dtype), mlp.down.to(dtype)).view(x.shape)
+
+    return fused
+
+
 class MLP(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, feed_forward: FeedForward) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.feed_forward = config, feed_forward
         self.up = matrix(config.mlp_width, config.width)
         self.down = matrix(config.width, config.mlp_width)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = ACTIVATIONS[self.config.activation](linear(x, self.up, self.config.precision))
-        return linear(hidden, self.down, self.config.precision)
+        return self.feed_forward(self, x)
 
 
 class Block(nn.Module):
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        make_heads: MakeHeads = make_heads,
+        feed_forward: FeedForward = feed_forward,
+    ) -> None:
         super().__init__()
         self.config = config
         if config.x0_mix:
             self.x0_mix = nn.Parameter(torch.empty(2))
-        self.attention = None if layer in config.attentionless else SelfAttention(config, layer)
-        self.mlp = MLP(config)
+        self.attention = None if layer in config.attentionless else SelfAttention(config, layer, make_heads)
+        self.mlp = MLP(config, feed_forward)
 
     def forward(
         self, x: Tensor, x0: Tensor, extra: Tensor | None, turn: Turn, attend: Attend

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.model.attention import Attend, Turn, plan_reference
-from paceline.model.block import Block
+from paceline.model.attention import Attend, MakeHeads, Plan, Turn, make_heads, plan_reference
+from paceline.model.block import Block, FeedForward, feed_forward
 from paceline.model.config import ModelConfig
 from paceline.model.dtypes import torch_dtype
 from paceline.model.embed import Embeddings
@@ -23,8 +23,6 @@ from paceline.model.norm import rms_norm
 from paceline.model.rotary import rotary_tables
 
 ParamClass = Literal["matrices", "embeddings", "head", "scalars"]
-Plan = Callable[[ModelConfig, Tensor | None, int, Tensor], Attend]
-"""(config, documents, tokens, window) -> how this forward pass attends: the back end."""
 RunBlock = Callable[[nn.Module, Tensor, Tensor, Tensor | None, Turn, Attend], tuple[Tensor, Tensor | None]]
 """(block, and what `Block.forward` takes) -> what it returns."""
 
@@ -49,14 +47,18 @@ class GPT(nn.Module):
         plan: Plan = plan_reference,
         loss: HeadLoss = head_loss,
         run_block: RunBlock = run_plainly,
+        make_heads: MakeHeads = make_heads,
+        feed_forward: FeedForward = feed_forward,
     ) -> None:
-        """`plan` and `loss` are back ends of the same mathematics, `run_block` may wrap every block but not change what
-        it computes; `seed` decides the initial weights."""
+        """`plan`, `loss`, `make_heads` and `feed_forward` are back ends of the same mathematics, `run_block` may wrap
+        every block but not change what it computes; `seed` decides the initial weights."""
         super().__init__()
         self.config, self.end_of_text = config, end_of_text
         self.plan, self.loss, self.run_block = plan, loss, run_block
         self.embeddings = Embeddings(config)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        self.blocks = nn.ModuleList(
+            Block(config, layer, make_heads, feed_forward) for layer in range(config.num_layers)
+        )
         if config.unet_skips:
             self.skip_weights = nn.Parameter(torch.empty(config.num_layers // 2))
         if not config.tied_head:
@@ -67,9 +69,11 @@ class GPT(nn.Module):
         initialise(self, config, seed)
 
     def forward(self, tokens: Tensor, targets: Tensor, window: Tensor) -> Tensor:
-        """Loss of every token, (B, T) fp32."""
+        """Loss of every token, (B, T) fp32; only their total, 0-D, where the head's back end gives no more. Callers that
+        add them up need not care."""
         x = self._head_input(self._stream_of(tokens, window)).flatten(0, -2)
-        return self.loss(x, self._head_rows(), targets.flatten(), self.config.softcap).view(targets.shape)
+        losses = self.loss(x, self._head_rows(), targets.flatten(), self.config.softcap)
+        return losses.view(targets.shape) if losses.dim() else losses
 
     def logits(self, tokens: Tensor, window: Tensor) -> Tensor:
         """(B, T, head rows) fp32, capped."""

@@ -6,6 +6,7 @@ start as it was, which pairs the arms of an ablation.
 
 import hashlib
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +18,15 @@ OUTPUT_MATRICES = ("attention.output", "mlp.down")
 
 
 def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.data = _start(name, parameter, config, seed)
+    """The draws run side by side: each has its own generator, and a generator draws on one core only."""
+    named = dict(model.named_parameters())
+    with ThreadPoolExecutor() as pool:
+        starts = pool.map(lambda name: _start(name, named[name], config, seed), named)
+    for parameter, start in zip(named.values(), starts, strict=True):
+        parameter.data = start
 
 
+@torch.no_grad()
 def _start(name: str, parameter: Tensor, config: ModelConfig, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(_key(seed, name))
     fresh = torch.empty(parameter.shape)

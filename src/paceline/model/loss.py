@@ -12,7 +12,7 @@ IGNORE_TARGET = -100
 """A target that does not count (the padding of aligned documents); its loss is 0."""
 
 HeadLoss = Callable[[Tensor, Tensor, Tensor, float | None], Tensor]
-"""(x (N, width), head rows (V, width), targets (N,), cap) -> loss of every token, (N,) fp32."""
+"""(x (N, width), head rows (V, width), targets (N,), cap) -> loss of every token, (N,) fp32, or their total, 0-D."""
 
 
 def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
@@ -32,4 +32,14 @@ def head_loss_by_chunks(x: Tensor, weight: Tensor, targets: Tensor, cap: float |
 
 
 HEAD_LOSSES: dict[str, HeadLoss] = {"reference": head_loss, "chunked": head_loss_by_chunks}
-"""Back ends by the names that `--head.backend` and the probe use."""
+"""Back ends that work everywhere, by the names that `--head.backend` and the probe use."""
+
+
+def head_loss_named(name: str) -> HeadLoss:
+    """A back end by name. `fused` needs Triton, hence the import here, and gives the total only: its gradient is made in
+    the forward pass, where every token weighs the same."""
+    if name != "fused":
+        return HEAD_LOSSES[name]
+    from paceline.kernels.head_loss_fused import head_loss_fused
+
+    return lambda x, weight, targets, cap: head_loss_fused(x, weight, targets, cap, IGNORE_TARGET)

@@ -12,19 +12,21 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError, PacelineError
-from paceline.core.probe import Choice, choose_attention, choose_device, choose_head, choose_products
+from paceline.core.probe import Choice, choose_device, choose_products
 from paceline.core.units import BLOCK_TOKENS
 from paceline.data.batches import check_one_pass
 from paceline.data.dataset import Dataset, open_dataset
 from paceline.data.tokenizer import Tokenizer
-from paceline.model.attention import PLANS, plan_reference
+from paceline.model.attention import make_heads_named, plan_named, plan_reference
+from paceline.model.block import feed_forward_named
 from paceline.model.gpt import GPT, run_plainly
-from paceline.model.loss import HEAD_LOSSES, head_loss
+from paceline.model.loss import head_loss, head_loss_named
 from paceline.optim.optimizer import Optimizer
 from paceline.parallel.gradients import leave_out_unreached
 from paceline.parallel.matrices import share_over
 from paceline.parallel.ranks import ALONE, Ranks
 from paceline.parallel.share import share_of_batch
+from paceline.train.back_ends import BackEnds, choose_back_ends
 from paceline.train.config import RunConfig
 from paceline.train.recompute import run_recomputed
 
@@ -34,8 +36,7 @@ class Machine:
     """What the run runs on, and what it had to do without."""
 
     device: torch.device
-    attention: str
-    head: str
+    back_ends: BackEnds
     bf16: bool
     notes: tuple[str, ...]
 
@@ -60,19 +61,17 @@ def inspect_machine(config: RunConfig, ranks: Ranks = ALONE) -> tuple[RunConfig,
     """The config as this machine can carry it out, and the machine. Nothing is allocated."""
     share = share_of_batch(config.batch, ranks.world)
     device = choose_device(config.train.device)
-    attention = choose_attention(config.attention.backend, device.name, compiled=config.train.compile)
     wanted = config.model.precision.compute
     products = choose_products(wanted, device.name)
-    head = choose_head(config.head.backend, compiled=config.train.compile)
-    choices = {"device": device, "attention": attention, "head": head}
-    notes = [f"{what} {choice.name}: {choice.reason}" for what, choice in choices.items()]
+    back_ends = choose_back_ends(config, device.name, products.name)
+    notes = [f"{what} {choice.name}: {choice.reason}" for what, choice in {"device": device, **vars(back_ends)}.items()]
     if ranks.world > 1:
         notes.append(f"{ranks.world} ranks: each takes {share.tokens:,} tokens of a step")
     if products.name != wanted:
         notes.append(f"products in {products.name} instead of {wanted}: {products.reason}")
         config = replace(config, model=replace(config.model, precision=config.model.precision.computing_in("fp32")))
     bf16 = choose_products("bf16", device.name).name == "bf16"
-    return config, Machine(_device_of_rank(device, ranks), attention.name, head.name, bf16, tuple(notes))
+    return config, Machine(_device_of_rank(device, ranks), back_ends, bf16, tuple(notes))
 
 
 def _device_of_rank(chosen: Choice, ranks: Ranks) -> torch.device:
@@ -98,8 +97,10 @@ def assemble(config: RunConfig, machine: Machine, ranks: Ranks = ALONE) -> Parts
         config.model,
         end_of_text=config.data.end_of_text,
         seed=config.seed,
-        plan=PLANS[machine.attention],
-        loss=HEAD_LOSSES[machine.head],
+        plan=plan_named(machine.back_ends.attention.name),
+        loss=head_loss_named(machine.back_ends.head.name),
+        make_heads=make_heads_named(machine.back_ends.heads.name),
+        feed_forward=feed_forward_named(machine.back_ends.mlp.name),
         run_block=run_recomputed if config.train.recompute else run_plainly,
     )
     model.to(machine.device)  # before the optimizer, whose slots follow the parameters

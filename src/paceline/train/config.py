@@ -13,7 +13,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.units import BLOCK_TOKENS
 from paceline.data.config import BatchConfig, DataConfig
 from paceline.evaluate.config import EvaluateConfig
-from paceline.kernels.config import AttentionConfig, HeadConfig
+from paceline.kernels.config import AttentionConfig, HeadConfig, MlpConfig
 from paceline.metrics.config import MetricsConfig
 from paceline.model.config import ModelConfig
 from paceline.optim.config import OptimConfig
@@ -33,6 +33,9 @@ class TrainConfig:
     clock counts everything)."""
     deterministic: bool = False
     """Only operations that give the same bits every time. A CPU run always does."""
+    fast_paths: bool = True
+    """Let `auto` choose kernels of our own where they work; off, every back end left to `auto` is PyTorch's, compiled or
+    not. The same mathematics either way."""
     recompute: bool = False
     """Recompute each block in the backward pass instead of keeping its activations: less memory, same numbers."""
     coordinate_descent: bool = False
@@ -69,6 +72,7 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
+    mlp: MlpConfig = field(default_factory=MlpConfig)
     data: DataConfig = field(default_factory=DataConfig)
     batch: BatchConfig
     optim: OptimConfig = field(default_factory=OptimConfig)

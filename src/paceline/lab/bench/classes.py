@@ -31,7 +31,7 @@ BY_NAME = (
     ("mlp", r"^_?mlp"),
     ("optimizer", r"^_?(muon|newton_schulz|adam)"),
     ("attention", r"^_?attention"),
-    ("norms_and_mixes", r"^_?norm"),
+    ("norms_and_mixes", r"^_?(norm|heads)"),
     ("attention", r"flex_attention|flash|fmha|scaled_dot_product|sdpa"),
     ("other", r"embedding_\w*backward|EmbeddingBackward|index_put"),
     ("attention", r"cumsum|sort"),  # document numbers and block lists

@@ -1,0 +1,160 @@
+"""Head, cap, loss and their gradient in one go, for a GPU with Triton. The plain twin is `model.loss.head_loss`.
+
+The logits of a chunk of tokens are one product, written in the compute format; one kernel then reads each row twice
+(the second time from the cache), takes the loss and leaves the gradient in its place; two products carry that on to x
+and the head rows. No product is computed twice and no fp32 logits exist. The gradient is taken in the forward pass, for
+a total with weight 1, and the backward pass only scales it: that is why the loss is handed back as a total.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.kernels.product_fused import describable, product
+
+CHUNK_TOKENS = 16_384
+"""Tokens of one chunk: 1.6 GB of bf16 logits at 50,304 columns; the products lose nothing at this size."""
+UNSHIFTED_CAP = 64.0
+"""Up to this cap exp(logit) neither overflows nor vanishes in fp32, nor does a sum of them: no running maximum."""
+
+
+def head_loss_fused(x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, ignore: int) -> Tensor:
+    """Total loss, 0-D fp32, of normalised activations x (N, width) under head rows (V, width), both in the compute
+    format; targets (N,). A target of `ignore` adds nothing."""
+    total, _, _ = _head_loss(x, weight, targets, cap, ignore, torch.is_grad_enabled())
+    return total
+
+
+@triton.jit
+def head_loss_rows(
+    logits_ptr,
+    targets_ptr,
+    losses_ptr,
+    vocab,
+    cap,
+    ignore,
+    CAPPED: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    WITH_GRADIENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One row of raw logits (row-contiguous, `vocab` columns): its loss, and in place of the logits the gradient."""
+    row = tl.program_id(0).to(tl.int64)  # rows x columns passes 2^31
+    logits_ptr += row * vocab
+    target = tl.load(targets_ptr + row)
+    counted = target != ignore
+    columns = tl.arange(0, BLOCK)
+    turn = 1.0 / cap
+    largest = tl.zeros((BLOCK,), tl.float32)  # by lane, so that a block needs no reduction
+    if SHIFTED:
+        largest += float("-inf")
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, vocab, BLOCK):
+        inside = start + columns < vocab
+        z = tl.load(logits_ptr + start + columns, mask=inside, other=0.0).to(tl.float32)
+        if CAPPED:
+            z = cap * _tanh(z * turn)
+        if SHIFTED:
+            z = tl.where(inside, z, float("-inf"))
+            new = tl.maximum(largest, z)
+            shift = tl.where(new == float("-inf"), 0.0, new)  # a lane that has seen no column yet
+            total = total * tl.exp(largest - shift) + tl.exp(z - shift)
+            largest = new
+        else:
+            total += tl.where(inside, tl.exp(z), 0.0)
+    top = tl.max(largest, 0)
+    log_sum = top + tl.log(tl.sum(total * tl.exp(largest - top), 0))
+    chosen = tl.load(logits_ptr + tl.where(counted, target, 0)).to(tl.float32)
+    if CAPPED:
+        chosen = cap * _tanh(chosen * turn)
+    tl.store(losses_ptr + row, tl.where(counted, log_sum - chosen, 0.0))
+    if WITH_GRADIENT:
+        tl.debug_barrier()  # the target's logit is read by all threads before its owner overwrites it
+        weight = tl.where(counted, 1.0, 0.0)
+        for start in range(0, vocab, BLOCK):
+            inside = start + columns < vocab
+            z = tl.load(logits_ptr + start + columns, mask=inside, other=0.0).to(tl.float32)
+            slope = weight
+            if CAPPED:
+                turned = _tanh(z * turn)
+                slope = weight * (1.0 - turned * turned)
+                z = cap * turned
+            d = (tl.exp(z - log_sum) - tl.where(start + columns == target, 1.0, 0.0)) * slope
+            tl.store(logits_ptr + start + columns, d.to(logits_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _tanh(x):
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+
+
+@torch.library.custom_op("paceline::head_loss", mutates_args=())
+def _head_loss(
+    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, ignore: int, with_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Total loss and, if asked for, its gradient with respect to x and weight; else two empty tensors."""
+    losses = torch.empty(x.size(0), device=x.device)
+    grad_x = torch.empty_like(x) if with_gradient else x.new_empty(0)
+    grad_weight = torch.zeros(weight.shape, device=x.device) if with_gradient else weight.new_empty(0)
+    buffer = x.new_empty(min(CHUNK_TOKENS, x.size(0)), weight.size(0))
+    for first in range(0, x.size(0), CHUNK_TOKENS):
+        part = slice(first, first + CHUNK_TOKENS)
+        logits = _logits(x[part], weight, buffer[: x[part].size(0)])
+        launch_rows(logits, targets[part], losses[part], cap, ignore, with_gradient=with_gradient)
+        if with_gradient:
+            torch.mm(logits, weight, out=grad_x[part])
+            grad_weight += logits.T @ x[part]
+    return losses.sum(), grad_x, grad_weight.to(weight.dtype)
+
+
+def _logits(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+    """x weightᵀ into `out`: by our product where the vocabulary's rows can be addressed, else by the library's."""
+    if describable(weight.size(0), x.dtype) and describable(x.size(1), x.dtype):
+        return product(x, weight, out=out)
+    return torch.mm(x, weight.T, out=out)
+
+
+def launch_rows(
+    logits: Tensor, targets: Tensor, losses: Tensor, cap: float | None, ignore: int, *, with_gradient: bool
+) -> None:
+    """Losses of these rows into `losses`; with `with_gradient`, their gradients over `logits`."""
+    rows, vocab = logits.shape
+    head_loss_rows[(rows,)](
+        logits,
+        targets,
+        losses,
+        vocab,
+        1.0 if cap is None else cap,
+        ignore,
+        CAPPED=cap is not None,
+        SHIFTED=cap is None or cap > UNSHIFTED_CAP,
+        WITH_GRADIENT=with_gradient,
+        BLOCK=2048,
+        num_warps=8,
+    )
+
+
+@_head_loss.register_fake
+def _(x, weight, targets, cap, ignore, with_gradient):
+    grads = (torch.empty_like(x), torch.empty_like(weight)) if with_gradient else (x.new_empty(0), weight.new_empty(0))
+    return x.new_empty((), dtype=torch.float32), *grads
+
+
+def _keep(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*output[1:])
+
+
+def _scale(ctx, grad_total, _grad_x, _grad_weight):
+    grad_x, grad_weight = ctx.saved_tensors
+    return (
+        (grad_total * grad_x).to(grad_x.dtype),
+        (grad_total * grad_weight).to(grad_weight.dtype),
+        None,
+        None,
+        None,
+        None,
+    )
+
+
+_head_loss.register_autograd(_scale, setup_context=_keep)

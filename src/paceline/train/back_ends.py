@@ -1,0 +1,49 @@
+"""Who computes what: the back end of each seam of the model, by the settings, the machine and the model itself."""
+
+from dataclasses import dataclass
+
+from paceline.core.probe import Choice, choose_attention, choose_fused, choose_head
+from paceline.model.attention import heads_misfit, ranges_misfit
+from paceline.train.config import RunConfig
+
+
+@dataclass(frozen=True)
+class BackEnds:
+    """By the names that the settings use."""
+
+    attention: Choice
+    heads: Choice
+    mlp: Choice
+    head: Choice
+
+
+def choose_back_ends(config: RunConfig, device: str, products: str) -> BackEnds:
+    """`products` is the format of products on this device. Nothing is allocated."""
+    model, own = config.model, config.train.fast_paths
+    format_misfit = None if products == "bf16" else f"it computes in bf16, not {products}"
+    return BackEnds(
+        attention=choose_attention(
+            config.attention.backend,
+            device,
+            compiled=config.train.compile,
+            head_dim=model.head_dim,
+            own=own,
+            misfit=format_misfit or ranges_misfit(model),
+        ),
+        heads=choose_fused(
+            "--attention.heads", config.attention.heads, device, own=own, misfit=format_misfit or heads_misfit(model)
+        ),
+        mlp=choose_fused(
+            "--mlp.backend", config.mlp.backend, device, own=own, misfit=format_misfit or _mlp_misfit(config)
+        ),
+        head=choose_head(config.head.backend, device, compiled=config.train.compile, own=own, misfit=format_misfit),
+    )
+
+
+def _mlp_misfit(config: RunConfig) -> str | None:
+    """Why the fused MLP does not know this model, or None."""
+    if config.model.activation != "relu2":
+        return f"it knows relu2 only, not --model.activation {config.model.activation}"
+    if config.model.width % 8:
+        return f"--model.width {config.model.width} is not a multiple of 8, which the copy engine needs"
+    return None

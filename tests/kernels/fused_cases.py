@@ -1,0 +1,120 @@
+"""Fused kernels against their plain meaning in float64, on any device and in any format."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.kernels.head_loss_fused import head_loss_fused
+from paceline.kernels.heads_fused import heads_fused
+from paceline.kernels.mlp_fused import mlp_fused
+from paceline.model.config import RotaryConfig
+from paceline.model.loss import IGNORE_TARGET
+from paceline.model.rotary import rotary_tables
+
+EPS = 2.0**-7
+
+
+def seeded(*shape: int, seed: int, scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def relative_error(found: Tensor, judge: Tensor) -> float:
+    found, judge = found.detach().double(), judge.detach().double().to(found.device)
+    return float((found - judge).norm() / judge.norm().clamp(min=1e-30))
+
+
+def errors(
+    fast: Callable[..., Sequence[Tensor]],
+    plain: Callable[..., Sequence[Tensor]],
+    inputs: Sequence[Tensor | None],
+    *,
+    device: str,
+    dtypes: Sequence[torch.dtype],
+) -> list[float]:
+    """Relative errors of all outputs and of the gradients of all inputs, each output weighted differently."""
+    given = [None if x is None else x.to(device, dtype) for x, dtype in zip(inputs, dtypes, strict=True)]
+    mine = [None if x is None else x.clone().requires_grad_() for x in given]
+    judge = [None if x is None else x.double().clone().requires_grad_() for x in given]
+    results = []
+    for function, leaves in ((fast, mine), (plain, judge)):
+        outputs = function(*leaves)
+        weights = [
+            seeded(*y.shape, seed=9 + n).to(y.device, y.dtype) if y.dim() else None for n, y in enumerate(outputs)
+        ]
+        torch.autograd.backward(outputs, weights)  # type: ignore[arg-type]
+        results.append([*outputs, *(x.grad for x in leaves if x is not None and x.grad is not None)])
+    return [relative_error(a, b) for a, b in zip(*results, strict=True)]
+
+
+def head_errors(tokens: int, vocab: int, cap: float | None, *, device: str, dtype: torch.dtype) -> list[float]:
+    targets = torch.randint(0, vocab, (tokens,), generator=torch.Generator().manual_seed(3)).to(device)
+    targets[2::7] = IGNORE_TARGET
+
+    def plain(x: Tensor, weight: Tensor) -> list[Tensor]:
+        z = x @ weight.T
+        z = z if cap is None else cap * torch.tanh(z / cap)
+        return [F.cross_entropy(z, targets, reduction="sum", ignore_index=IGNORE_TARGET)]
+
+    return errors(
+        lambda x, weight: [head_loss_fused(x, weight, targets, cap, IGNORE_TARGET)],
+        plain,
+        [seeded(tokens, 32, seed=1), seeded(vocab, 32, seed=2)],
+        device=device,
+        dtypes=[dtype, dtype],
+    )
+
+
+def mlp_errors(tokens: int, width: int, hidden: int, *, device: str, dtype: torch.dtype) -> list[float]:
+    inputs = [seeded(tokens, width, seed=1), seeded(hidden, width, seed=2), seeded(width, hidden, seed=3)]
+    return errors(
+        lambda x, up, down: [mlp_fused(x, up, down)],
+        lambda x, up, down: [F.relu(x @ up.T).square() @ down.T],
+        inputs,
+        device=device,
+        dtypes=[dtype] * 3,
+    )
+
+
+def heads_errors(
+    shape: tuple[int, int, int],
+    *,
+    turning_share: float,
+    mixed: bool,
+    extra: bool,
+    sequence: int,
+    sequences: int,
+    device: str,
+    dtype: torch.dtype,
+) -> list[float]:
+    heads, kv_heads, width = shape
+    rows = sequence * sequences
+    rotary = RotaryConfig(base=1024.0, turning_share=turning_share, max_tokens=sequence)
+    cos, sin = (table.to(device) for table in rotary_tables(rotary, width))
+
+    def positioned(x: Tensor) -> Tensor:
+        x = x / torch.sqrt(x.square().mean(-1, keepdim=True) + EPS)
+        c, s = (table.double().repeat(sequences, 1)[:, None] for table in (cos, sin))
+        half, pairs = width // 2, c.size(-1)
+        a, a_rest, b, b_rest = x.split([pairs, half - pairs, pairs, half - pairs], dim=-1)
+        return torch.cat([a * c + b * s, a_rest, b * c - a * s, b_rest], dim=-1)
+
+    def plain(qkv: Tensor, rows_of_table: Tensor | None, mix: Tensor | None) -> list[Tensor]:
+        q, k, v = qkv.unflatten(-1, (-1, width)).split([heads, kv_heads, kv_heads], dim=1)
+        if mix is not None:
+            v = mix[0] * v + (0 if rows_of_table is None else mix[1] * rows_of_table)
+        return [positioned(q), positioned(k), v]
+
+    inputs = [
+        seeded(rows, (heads + 2 * kv_heads) * width, seed=1),
+        seeded(rows, kv_heads, width, seed=2) if extra else None,
+        torch.tensor([0.4, 0.7]) if mixed else None,
+    ]
+    return errors(
+        lambda qkv, table, mix: heads_fused(qkv, table, mix, cos, sin, EPS, shape),
+        plain,
+        inputs,
+        device=device,
+        dtypes=[dtype, dtype, torch.float32],
+    )

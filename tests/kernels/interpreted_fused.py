@@ -1,0 +1,56 @@
+"""Parity of the fused kernels under Triton's interpreter, in fp32; run by test_fused.py."""
+
+import pytest
+import torch
+
+from kernels.fused_cases import head_errors, heads_errors, mlp_errors
+from paceline.kernels import head_loss_fused, heads_fused
+from paceline.kernels.head_loss_fused import head_loss_fused as head_loss
+
+CPU = {"device": "cpu", "dtype": torch.float32}
+ROUNDING = 2e-6
+"""fp32 sums of a few thousand terms."""
+
+
+@pytest.mark.parametrize("cap", [None, 15.0, 2.0, 100.0])  # 100 exceeds what needs no running maximum
+@pytest.mark.parametrize(
+    ("tokens", "vocab"), [(1, 40), (9, 2048), (19, 2052), (17, 4099)]
+)  # chunks of 8, blocks of 2048
+def test_head_and_loss(cap: float | None, tokens: int, vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_loss_fused, "CHUNK_TOKENS", 8)
+    assert max(head_errors(tokens, vocab, cap, **CPU)) < ROUNDING
+
+
+def test_without_autograd_the_head_makes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    launch = head_loss_fused.launch_rows
+    monkeypatch.setattr(
+        head_loss_fused, "launch_rows", lambda *a, **k: (asked.append(k["with_gradient"]), launch(*a, **k))
+    )
+    x, weight, targets = torch.randn(4, 8, requires_grad=True), torch.randn(16, 8), torch.arange(4)
+    recorded = head_loss(x, weight, targets, 15.0, -100)
+    with torch.no_grad():
+        assert torch.equal(head_loss(x, weight, targets, 15.0, -100), recorded)
+    assert asked == [True, False]
+
+
+@pytest.mark.parametrize(("tokens", "width", "hidden"), [(1, 8, 16), (129, 72, 264), (300, 64, 512)])
+def test_mlp(tokens: int, width: int, hidden: int) -> None:
+    """Around tiles of 128 tokens, 256 hidden units and a depth of 64."""
+    assert max(mlp_errors(tokens, width, hidden, **CPU)) < ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("mixed", "extra", "shape", "turning_share"),
+    [
+        (True, True, (2, 2, 16), 0.5),
+        (True, False, (4, 2, 16), 0.5),  # grouped heads; a layer without a table
+        (False, False, (2, 1, 32), 1.0),
+    ],
+)
+def test_heads(mixed: bool, extra: bool, shape: tuple[int, int, int], turning_share: float) -> None:
+    sequence = heads_fused.TOKENS + 3  # a ragged last program, and programs that straddle two sequences
+    found = heads_errors(
+        shape, turning_share=turning_share, mixed=mixed, extra=extra, sequence=sequence, sequences=2, **CPU
+    )
+    assert max(found) < ROUNDING

@@ -1,0 +1,79 @@
+"""The fused kernels agree with their plain twins: interpreted here, compiled for the GPU they are for, and on one."""
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+from kernels.fused_cases import head_errors, heads_errors, mlp_errors
+from kernels.interpreter import run_interpreted
+from paceline.kernels import head_loss_fused, heads_fused, product_fused
+
+SHARED_BYTES = 232_448
+"""Of one multiprocessor of an H100 or H200."""
+BF16 = {"device": "cuda", "dtype": torch.bfloat16}
+
+
+def test_interpreted_kernels_agree_with_float64() -> None:
+    run_interpreted("interpreted_fused.py")
+
+
+def for_hopper(kernel: Any, types: dict[str, str], constants: dict[str, Any], *, warps: int, stages: int = 3) -> Any:
+    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    return compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": stages})
+
+
+@pytest.mark.parametrize("ending", product_fused.TILES)
+def test_products_compile_for_the_matrix_units_and_fit_the_shared_memory(ending: str) -> None:
+    tiles = product_fused.TILES[ending]
+    half = f"tensordesc<bf16[{tiles.m},{tiles.n // 2}]>"
+    types = {"a_desc": f"tensordesc<bf16[{tiles.m},{tiles.k}]>", "b_desc": f"tensordesc<bf16[{tiles.n},{tiles.k}]>"}
+    types |= {"c_desc": half, "kept_desc": half, "rows": "i32", "columns": "i32", "depth": "i32"}
+    blocks = {"BLOCK_M": tiles.m, "BLOCK_N": tiles.n, "BLOCK_K": tiles.k, "GROUP_M": tiles.group}
+    constants = {"ENDING": ending, "PROGRAMS": 132, **blocks}
+    done = for_hopper(product_fused.product_tiles, types, constants, warps=tiles.warps, stages=tiles.stages)
+    assert "wgmma.mma_async" in done.asm["ptx"]
+    assert done.metadata.shared <= SHARED_BYTES
+
+
+@pytest.mark.parametrize("capped", [True, False])
+def test_the_loss_kernel_compiles(capped: bool) -> None:
+    types = {"logits_ptr": "*bf16", "targets_ptr": "*i64", "losses_ptr": "*fp32"}
+    types |= {"vocab": "i32", "cap": "fp32", "ignore": "i32"}
+    constants = {"CAPPED": capped, "SHIFTED": not capped, "WITH_GRADIENT": True, "BLOCK": 2048}
+    for_hopper(head_loss_fused.head_loss_rows, types, constants, warps=8)
+
+
+@pytest.mark.parametrize("kernel", [heads_fused.heads_forward, heads_fused.heads_backward])
+def test_the_kernels_of_heads_compile(kernel: Any) -> None:
+    wide = ("mix_ptr", "cos_ptr", "sin_ptr", "grad_mix_ptr")
+    types = {name: "*fp32" if name in wide else "*bf16" for name in kernel.arg_names if name.endswith("_ptr")}
+    types |= {"rows": "i32", "sequence": "i32", "eps": "fp32"}
+    constants = {"HEADS": 6, "KV_HEADS": 6, "HALF": 64, "PAIRS": 32, "MIXED": True, "EXTRA": True}
+    for_hopper(kernel, types, constants | {"TOKENS": heads_fused.TOKENS}, warps=heads_fused.WARPS)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cap", [None, 15.0])
+def test_head_and_loss_on_a_gpu(cap: float | None) -> None:
+    assert max(head_errors(20_000, 50_304, cap, **BF16)) < 1e-2  # bf16 logits, and bf16 gradients of them
+    assert max(head_errors(1_000, 50_257, cap, **BF16)) < 1e-2  # rows that the copy engine cannot address
+
+
+@pytest.mark.gpu
+def test_mlp_on_a_gpu() -> None:
+    assert max(mlp_errors(5_000, 768, 3_072, **BF16)) < 1e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("extra", [True, False])
+def test_heads_on_a_gpu(extra: bool) -> None:
+    shape, share = (6, 6, 128), 0.5
+    found = heads_errors(shape, turning_share=share, mixed=True, extra=extra, sequence=4_096, sequences=2, **BF16)
+    assert max(found) < 1e-2
