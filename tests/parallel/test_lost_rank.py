@@ -12,22 +12,10 @@ from paceline.checkpoint.run_folder import RunFolder
 from paceline.cli import main
 from paceline.metrics.card import read_card
 from paceline.metrics.records import read_metrics
-from parallel.launch import torchrun
-from train.tiny import write_text_shards
+from parallel.launch import flags, torchrun
 
 ENDS_S = 60
 """Far below the half hour that ranks would wait for each other, far above what a busy machine needs."""
-
-
-def flags(folder: Path, **more: object) -> list[str]:
-    write_text_shards(folder / "data")
-    given = {
-        "model.vocab-size": 257, "model.width": 32, "model.num-heads": 2, "model.head-dim": 16,
-        "data.tokenizer": "bytes", "data.end-of-text": 256, "data.dir": folder / "data",
-        "batch.sequence-tokens": 128, "batch.tokens": 512,
-        "evaluate.every": None, "evaluate.tokens": 256, "checkpoint.every": 5, "train.device": "cpu",
-    } | more  # fmt: skip
-    return [str(word) for name, value in given.items() for word in (f"--{name}", value)]
 
 
 def child_of(launcher: subprocess.Popen[str], rank: int) -> int:
