@@ -154,8 +154,8 @@ def _cpu_series(folder: Path) -> Series:
     file: dict[str, Any] = {"presets": [], "command": ""}
     if CPU_PRESETS in names(folder):
         file = read(CPU_PRESETS, folder)
-    columns = ("first train loss", "last train loss", "validation loss", "s a step, median")
-    digits = {"first_train_loss": 3, "last_train_loss": 3, "val_loss": 3, "median_step_s": 2}
+    columns = ("first train loss", "last train loss", "validation loss", "s a step, median", "fastest")
+    digits = {"first_train_loss": 3, "last_train_loss": 3, "val_loss": 3, "median_step_s": 2, "fastest_step_s": 2}
 
     def arm(one: dict[str, Any]) -> Arm:
         return Arm(one["preset"], (one["steps"],), CPU_PRESETS, _cells(CPU_PRESETS, one, digits), file["note"])
