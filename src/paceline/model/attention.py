@@ -203,7 +203,7 @@ def make_heads(layer: SelfAttention, x: Tensor, extra: Tensor | None, turn: Turn
 
 
 def make_heads_named(name: str) -> MakeHeads:
-    """A back end by name; `fused` needs Triton, hence the import here, and a config for which `heads_misfit` is None."""
+    """A back end by name; `fused` needs Triton, hence the import here, and a model without a `heads_misfit`."""
     if name == "reference":
         return make_heads
     from paceline.kernels.heads_fused import heads_fused

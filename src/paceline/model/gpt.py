@@ -69,8 +69,8 @@ class GPT(nn.Module):
         initialise(self, config, seed)
 
     def forward(self, tokens: Tensor, targets: Tensor, window: Tensor) -> Tensor:
-        """Loss of every token, (B, T) fp32; only their total, 0-D, where the head's back end gives no more. Callers that
-        add them up need not care."""
+        """Loss of every token, (B, T) fp32; only their total, 0-D, where the head's back end gives no more. Who adds
+        them up need not care."""
         x = self._head_input(self._stream_of(tokens, window)).flatten(0, -2)
         losses = self.loss(x, self._head_rows(), targets.flatten(), self.config.softcap)
         return losses.view(targets.shape) if losses.dim() else losses

@@ -36,8 +36,8 @@ HEAD_LOSSES: dict[str, HeadLoss] = {"reference": head_loss, "chunked": head_loss
 
 
 def head_loss_named(name: str) -> HeadLoss:
-    """A back end by name. `fused` needs Triton, hence the import here, and gives the total only: its gradient is made in
-    the forward pass, where every token weighs the same."""
+    """A back end by name. `fused` needs Triton, hence the import here, and gives the total only: its gradient is made
+    in the forward pass, where every token weighs the same."""
     if name != "fused":
         return HEAD_LOSSES[name]
     from paceline.kernels.head_loss_fused import head_loss_fused

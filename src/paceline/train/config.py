@@ -34,8 +34,8 @@ class TrainConfig:
     deterministic: bool = False
     """Only operations that give the same bits every time. A CPU run always does."""
     fast_paths: bool = True
-    """Let `auto` choose kernels of our own where they work; off, every back end left to `auto` is PyTorch's, compiled or
-    not. The same mathematics either way."""
+    """Let `auto` choose kernels of our own where they work; off, every back end left to `auto` is PyTorch's, compiled
+    or not. The same mathematics either way."""
     recompute: bool = False
     """Recompute each block in the backward pass instead of keeping its activations: less memory, same numbers."""
     coordinate_descent: bool = False
