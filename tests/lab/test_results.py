@@ -16,7 +16,7 @@ from paceline.recipes.records import PUBLIC
 def gpu_run(record: int, length: int, **changes: Any) -> dict[str, Any]:
     values = {"steps": length, "seed": 0, "data_fingerprint": "f", "val_loss": 4 + record / 100, "val_bpb": 1.3,
               "train_s": 100.0, "first_steps_s": 20.0, "peak_gib": 37.0}  # fmt: skip
-    return {"command": f"paceline train r{record:02d}", "note": None, **values, **changes}
+    return {"command": f"paceline train r{record:02d} --steps {length}", "note": None, **values, **changes}
 
 
 @pytest.fixture
@@ -65,16 +65,31 @@ def test_without_two_comparable_runs_there_is_nothing_to_say(key: str, folder: P
     assert pairs(TECHNIQUES[key], folder) == []
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"data_fingerprint": "g"}, {"steps": 96}])
-def test_runs_on_other_data_seeds_or_lengths_are_not_compared(change: dict[str, Any], folder: Path) -> None:
+SHORT_VALIDATION = {"command": "paceline train r18-softcap --steps 95 --evaluate.tokens 1310720"}
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"data_fingerprint": "g"}, {"steps": 96}, SHORT_VALIDATION])
+def test_runs_on_other_data_seeds_lengths_or_flags_are_not_compared(change: dict[str, Any], folder: Path) -> None:
     write(folder, "h200-r18-95.json", gpu_run(18, 95, **change))
     assert pairs(TECHNIQUES["softcap-15"], folder) == []
+
+
+@pytest.mark.parametrize("flag", ["--train.no-coordinate-descent", "--train.coordinate-descent"])
+def test_a_run_whose_flags_set_the_switch_says_nothing_of_it(flag: str, folder: Path) -> None:
+    for record in (17, 18):
+        command = f"paceline train r{record} --steps 95 {flag}"
+        write(folder, f"h200-r{record}-95.json", gpu_run(record, 95, command=command))
+    assert pairs(TECHNIQUES["coordinate-descent"], folder) == []
+    assert [records_of(pair) for pair in pairs(TECHNIQUES["softcap-15"], folder)] == [(17, 18)]
 
 
 def test_cells_and_commands_are_the_files(folder: Path) -> None:
     (pair,) = pairs(TECHNIQUES["softcap-15"], folder)
     assert [arm.values[0] for arm in pair.arms] == ["4.1700", "4.1800"]
-    assert [pair.series.command(arm) for arm in pair.arms] == ["paceline train r17", "paceline train r18"]
+    assert [pair.series.command(arm) for arm in pair.arms] == [
+        "paceline train r17 --steps 95",
+        "paceline train r18 --steps 95",
+    ]
     assert pair.files == ("h200-r17-95.json", "h200-r18-95.json")
     assert switches_between(pair) == 11  # as many as `paceline diff` lists, the number of steps apart
 

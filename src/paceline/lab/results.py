@@ -40,6 +40,8 @@ class Arm:
     """Cells under the series' columns."""
     note: str | None
     """What a reader of the numbers should know."""
+    flags: tuple[str, ...]
+    """What its command says after the preset."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,9 @@ def _gpu_series(folder: Path) -> Series:
 def _gpu_arm(name: str, run: dict[str, Any]) -> Arm:
     digits = {"val_loss": 4, "val_bpb": 4, "train_s": 1, "first_steps_s": 1, "peak_gib": 1}
     cells = _cells(name, run, digits)
-    group = (run["steps"], run["seed"], run["data_fingerprint"])
-    return Arm(_preset_of(name), group, name, cells, run.get("note"))
+    flags = tuple(str(run["command"]).split()[3:])  # after `paceline train PRESET`
+    group = (run["steps"], run["seed"], run["data_fingerprint"], flags)
+    return Arm(_preset_of(name), group, name, cells, run.get("note"), flags)
 
 
 def _cells(name: str, values: dict[str, Any], digits: dict[str, int]) -> tuple[str, ...]:
@@ -158,7 +161,7 @@ def _cpu_series(folder: Path) -> Series:
     digits = {"first_train_loss": 3, "last_train_loss": 3, "val_loss": 3, "median_step_s": 2, "fastest_step_s": 2}
 
     def arm(one: dict[str, Any]) -> Arm:
-        return Arm(one["preset"], (one["steps"],), CPU_PRESETS, _cells(CPU_PRESETS, one, digits), file["note"])
+        return Arm(one["preset"], (one["steps"],), CPU_PRESETS, _cells(CPU_PRESETS, one, digits), file["note"], ())
 
     setting = "a sixteenth of the size on two CPU threads, one seed each"
     arms = tuple(map(arm, file["presets"]))
@@ -175,12 +178,23 @@ def pairs(technique: Technique, folder: Path = FOLDER) -> list[Pair]:
 
 
 def _nearest(technique: Technique, series: Series) -> Pair | None:
+    arms = [arm for arm in series.arms if not _overridden(technique, arm)]
     candidates = [
         Pair(series, *sorted(two, key=lambda arm: arm.preset in technique.presets))
-        for two in combinations(series.arms, 2)
+        for two in combinations(arms, 2)
         if two[0].group == two[1].group and len({arm.preset in technique.presets for arm in two}) == 2
     ]
     return min(candidates, key=_distance, default=None)
+
+
+def _overridden(technique: Technique, arm: Arm) -> bool:
+    """Whether a flag of the run sets a switch of the technique, so that the preset does not tell if it had it."""
+    return any(
+        f"--{flag}" in arm.flags
+        for switch in technique.switches
+        for room, _, leaf in [switch.field.replace("_", "-").rpartition(".")]
+        for flag in (f"{room}.{leaf}", f"{room}.no-{leaf}")
+    )
 
 
 def _distance(pair: Pair) -> tuple[int, int]:
