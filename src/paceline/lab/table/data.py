@@ -9,15 +9,22 @@ DATA: tuple[Technique, ...] = (
         what=(
             "A step is defined by its 524,288 tokens; how many go through the model at a time is a matter of memory. "
             "Losses are summed and divided by the tokens of the whole batch, so the gradient is the mean however the "
-            "batch is cut. Record 18's loop adds the means of its micro-batches and exchanges gradients after each."
+            "batch is cut, and ranks exchange it once a step, in the last backward pass. Record 18's loop adds the "
+            "means of its micro-batches and exchanges gradients after each."
         ),
         formula="∇ = (1/T) Σ_micro Σ_tokens ∇loss, T the tokens of the whole step",
         record=18,
         presets=records(4, 18),
-        code=("train/step.py:accumulate_gradient", "data/config.py:BatchConfig.micro_sequences"),
+        code=(
+            "train/step.py:accumulate_gradient",
+            "parallel/gradients.py:exchange",
+            "data/config.py:BatchConfig.micro_sequences",
+        ),
         tests=(
             "train/test_run.py::test_the_gradient_is_the_mean_over_the_whole_batch_however_it_is_cut",
             "train/test_run.py::test_micro_batches_change_nothing_but_the_last_digits",
+            "parallel/test_series.py::test_gradients_are_exchanged_once_a_step",
+            "parallel/test_series.py::test_losses_and_weights_are_those_of_one_process",
         ),
         public=(
             "At eight GPUs every record has one micro-batch, so the logs say nothing. On one GPU the sum in record 18 "
@@ -50,6 +57,7 @@ DATA: tuple[Technique, ...] = (
         code=("data/order.py:SequentialOrder", "data/batches.py:share_of"),
         tests=(
             "data/test_batches.py::test_world_size_never_changes_the_global_batch",
+            "parallel/test_series.py::test_ranks_together_read_the_batch_of_one",
             "data/test_order.py::test_sequential_is_record_18_walked_step_by_step",
             "data/test_order.py::test_batches_of_a_full_shard_are_the_records",
         ),

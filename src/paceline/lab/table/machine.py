@@ -87,14 +87,19 @@ MACHINE: tuple[Technique, ...] = (
         key="bucket-views",
         title="Gradients as views of their buckets",
         what=(
-            "Gradients live inside the buffers that ranks exchange instead of being copied into them. That saves at "
-            "most one copy of all gradients. It matters only with several processes."
+            "Gradients live inside the buffers that ranks exchange instead of being copied into them and back. That "
+            "saves one copy of all gradients. Between the micro-batches of a step they stay there, which is why they "
+            "are then set to zero in place. It matters only with several processes."
         ),
         record=16,
         presets=records(16, 18),
         switches=(Switch("parallel.bucket_views", on=True, off=False),),
-        code=("parallel/config.py:ParallelConfig.bucket_views",),
-        tests=(PRESET_ONLY,),
+        code=(
+            "parallel/gradients.py:replicate",
+            "parallel/gradients.py:zero_in_place_",
+            "parallel/config.py:ParallelConfig.bucket_views",
+        ),
+        tests=("parallel/test_series.py::test_gradients_are_views_of_the_buckets_if_asked", PRESET_ONLY),
         public=(
             "Nothing isolates it: record 15's memory was not logged. One copy of record 16's gradients is 1.04 GB, 3 % "
             "of its peak."
@@ -111,8 +116,8 @@ MACHINE: tuple[Technique, ...] = (
         record=16,
         presets=records(16, 18),
         switches=(Switch("parallel.broadcast_buffers", on=False, off=True),),
-        code=("parallel/config.py:ParallelConfig.broadcast_buffers",),
-        tests=(PRESET_ONLY,),
+        code=("parallel/gradients.py:replicate", "parallel/config.py:ParallelConfig.broadcast_buffers"),
+        tests=("parallel/test_series.py::test_buffers_are_broadcast_if_asked", PRESET_ONLY),
         public="Nothing isolates it.",
         cost="None.",
     ),

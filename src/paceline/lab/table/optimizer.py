@@ -158,8 +158,15 @@ OPTIMIZER: tuple[Technique, ...] = (
         ),
         record=6,
         presets=records(4, 18),
-        code=("optim/muon.py:ShareWork", "optim/muon.py:Muon.step"),
+        code=(
+            "parallel/matrices.py:share_over",
+            "parallel/matrices.py:deal",
+            "optim/muon.py:ShareWork",
+            "optim/muon.py:Muon.step",
+        ),
         tests=(
+            "parallel/test_series.py::test_shared_matrices_are_all_of_them_each_done_once",
+            "parallel/test_ranks.py::test_every_matrix_is_dealt_once_and_no_rank_has_two_more_than_another",
             "optim/test_muon.py::test_work_shared_by_three_processes_gives_the_same_weights",
             "optim/test_muon.py::test_neither_order_nor_company_changes_a_matrix",
         ),
