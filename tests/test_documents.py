@@ -1,4 +1,4 @@
-"""Every command shown in README and docs exists, with flags that parse."""
+"""Every command shown in README and docs exists, with flags that parse, also behind torchrun."""
 
 import re
 import shlex
@@ -28,7 +28,8 @@ ARGUMENTS = {
 }
 BENCHES = {"bench step": bench.StepArgs, "bench gemm": bench.GemmArgs}
 FENCED = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-INLINE = re.compile(r"`((?:paceline|make) [^`\n]+)`")
+INLINE = re.compile(r"`((?:paceline|make|torchrun) [^`\n]+)`")
+TORCHRUN = re.compile(r"torchrun (?:--[a-z-]+ \S+ )*-m paceline\.cli ")
 
 
 GENERATED = sorted((ROOT / "docs" / "techniques").glob("*.md"))
@@ -36,12 +37,12 @@ GENERATED = sorted((ROOT / "docs" / "techniques").glob("*.md"))
 
 
 def commands(documents: Iterable[Path]) -> set[str]:
-    """Lines of code blocks and inline code that start with paceline or make, without their comments."""
+    """Lines of code blocks and inline code that start a program of ours, without comments and launcher."""
     texts = [path.read_text() for path in documents]
     lines = [line.removeprefix("$ ") for text in texts for block in FENCED.findall(text) for line in block.splitlines()]
-    found = [line for line in lines if line.startswith(("paceline ", "make "))]
+    found = [line for line in lines if line.startswith(("paceline ", "make ", "torchrun "))]
     found += [command for text in texts for command in INLINE.findall(FENCED.sub("", text))]
-    return {command.split(" #")[0].strip() for command in found}
+    return {TORCHRUN.sub("paceline ", command).split(" #")[0].strip() for command in found}
 
 
 def make_targets() -> set[str]:

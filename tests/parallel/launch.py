@@ -13,7 +13,8 @@ TESTS = Path(__file__).parents[1]
 def torchrun(ranks: int, module: str, *arguments: object) -> subprocess.Popen[str]:
     """`torchrun` with so many processes on this machine; what they print comes back as one text."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    environment = os.environ | {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [*command, "-m", module, *map(str, arguments)],
         env=environment,
