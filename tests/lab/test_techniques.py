@@ -98,7 +98,13 @@ def test_a_value_of_the_wrong_type_is_refused() -> None:
         with_values(preset("demo"), {"model.softcap": "low"})
 
 
-@with_switch
+def sampled() -> list[Any]:
+    """Every fifth by default: building the parser takes most of a test's time, and it is the same for all."""
+    switched = [one for one in TECHNIQUES.values() if one.switches]
+    return [pytest.param(one, id=one.key, marks=pytest.mark.slow if n % 5 else ()) for n, one in enumerate(switched)]
+
+
+@pytest.mark.parametrize("one", sampled())
 def test_the_command_trains_what_the_switch_says(one: Technique, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[Any] = []
 
