@@ -84,8 +84,6 @@ def joined(ranks: Ranks, device: torch.device, *, timeout_s: float) -> Iterator[
     if ranks.world == 1:
         yield
         return
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # streams and waits without a name mean this one
     back_ends = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(back_ends, timeout=timedelta(seconds=timeout_s))
     try:

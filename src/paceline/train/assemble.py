@@ -61,6 +61,7 @@ def inspect_machine(config: RunConfig, ranks: Ranks = ALONE) -> tuple[RunConfig,
     """The config as this machine can carry it out, and the machine. Nothing is allocated."""
     share = share_of_batch(config.batch, ranks.world)
     device = choose_device(config.train.device)
+    own_device = _device_of_rank(device, ranks)  # before the probes, which ask the current GPU
     wanted = config.model.precision.compute
     products = choose_products(wanted, device.name)
     back_ends = choose_back_ends(config, device.name, products.name)
@@ -71,11 +72,11 @@ def inspect_machine(config: RunConfig, ranks: Ranks = ALONE) -> tuple[RunConfig,
         notes.append(f"products in {products.name} instead of {wanted}: {products.reason}")
         config = replace(config, model=replace(config.model, precision=config.model.precision.computing_in("fp32")))
     bf16 = choose_products("bf16", device.name).name == "bf16"
-    return config, Machine(_device_of_rank(device, ranks), back_ends, bf16, tuple(notes))
+    return config, Machine(own_device, back_ends, bf16, tuple(notes))
 
 
 def _device_of_rank(chosen: Choice, ranks: Ranks) -> torch.device:
-    """A GPU of its own for each rank; a CPU is shared."""
+    """A GPU of its own for each rank, made current: streams and waits without a name mean it. A CPU is shared."""
     if chosen.name != "cuda" or ranks.world == 1:
         return torch.device(chosen.name)
     if ranks.local_rank >= (found := torch.cuda.device_count()):
@@ -83,6 +84,7 @@ def _device_of_rank(chosen: Choice, ranks: Ranks) -> torch.device:
             f"rank {ranks.rank} finds no GPU of its own: this machine has {found}; use --nproc-per-node {found}, or "
             f"--train.device cpu"
         )
+    torch.cuda.set_device(ranks.local_rank)
     return torch.device("cuda", ranks.local_rank)
 
 
@@ -121,7 +123,7 @@ def assemble(config: RunConfig, machine: Machine, ranks: Ranks = ALONE) -> Parts
 
 
 def _trial_loss(model: GPT, config: RunConfig) -> Tensor:
-    """The loss of one short sequence, by the plain paths: what depends on what, without compiling anything."""
+    """The loss of one short sequence, attention and head by their plain paths, which need not be compiled."""
     plain = copy.copy(model)  # the same weights under other seams
     plain.plan, plain.loss = plan_reference, head_loss
     length = min(BLOCK_TOKENS, config.batch.sequence_tokens)
