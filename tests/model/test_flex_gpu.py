@@ -16,6 +16,14 @@ pytestmark = [
 ]
 
 TOKENS = 2048
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    """Every test compiles the same function for other masks; together they would pass the compiler's limit."""
+    torch._dynamo.reset()
+
+
 WINDOWS = {
     "blocks": WindowConfig(unit="blocks", start_tokens=128, growth_tokens=1728, quantum_tokens=128),
     "tokens": WindowConfig(unit="tokens", start_tokens=64, growth_tokens=1728, quantum_tokens=64),
