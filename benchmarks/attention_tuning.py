@@ -32,6 +32,7 @@ TOKENS, HEADS, WIDTH = 65_536, 6, 128
 WINDOW_BLOCKS = (1, 7, 14)
 SCALE = WIDTH**-0.5
 TOLERANCE = 1e-2
+COMPILE_S = 45
 CONFIG = ModelConfig(
     num_heads=HEADS,
     head_dim=WIDTH,
@@ -264,12 +265,17 @@ def measure(
 
 
 def compile_all(tasks: list[tuple[str, Tiles]], flex: Flex, x: Inputs) -> list[str | None]:
-    """Failures by task. FlexAttention compiles here meanwhile."""
+    """Failures by task. FlexAttention compiles here meanwhile. A compiler that crashes takes its worker along, and its
+    task never ends: past the limit, what is missing is compiled when it is timed."""
     workers = max(1, min(12, (os.cpu_count() or 2) - 2))
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         pending = pool.map_async(compile_only, tasks, chunksize=1)
         flex.run(x)
-        return pending.get()
+        try:
+            return pending.get(timeout=COMPILE_S)
+        except multiprocessing.TimeoutError:
+            print(f"workers did not finish within {COMPILE_S} s of FlexAttention", flush=True)
+            return [None] * len(tasks)
 
 
 def summarize(rows: list[Row], flex_ms: dict[str, dict[int, float]]) -> None:

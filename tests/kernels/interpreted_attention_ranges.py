@@ -64,7 +64,7 @@ def test_compiled_code_takes_the_kernels_as_one_node_each(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize(("queries", "keys"), [(64, 64), (64, 128), (128, 64), (128, 128), (32, 64)])
 @pytest.mark.parametrize("unit", ["blocks", "tokens", "tokens_in_blocks", "none"])
-@pytest.mark.parametrize("window", [1, 129, 384])
+@pytest.mark.parametrize("window", [2, 129, 384])  # at 1 the gradient of q is 0, and no error is relative to it
 def test_every_way_to_cut_the_work(
     monkeypatch: pytest.MonkeyPatch, tma: bool, split: bool, queries: int, keys: int, unit: str, window: int
 ) -> None:

@@ -8,6 +8,9 @@ There are no lists of blocks, and nothing here knows of documents or windows.
 Softmax is in base 2 with running maxima, sums in fp32. Backward takes two kernels, by query tile (which also leaves
 sum(o * do) for the other) and by key tile; each forms the probabilities anew: 7 products where 5 would do, but every
 sum has a fixed order. `BACKWARD_ATOMICALLY` chooses the 5, which add query gradients in the order of arrival.
+
+Tried and dropped: the scores of the next tile ahead of this one's softmax (the compiler waits for them at once, and
+they cost 50 registers); Triton's warp specialization (wants descriptors made on the device, no branch in the loop).
 """
 
 from dataclasses import dataclass
@@ -19,6 +22,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from paceline.core.units import BLOCK_TOKENS
+
+WIDTHS = (64, 128)
 LOG2_E = 1.4426950408889634
 HIDDEN = tl.constexpr(-1.0e30)
 """Score of a pair that the mask forbids. Finite: a row that has seen nothing yet holds weights of 1, which vanish when
@@ -36,7 +42,7 @@ class Tiles:
     keys: int
     warps: int
     stages: int
-    """Tiles in flight in the loop."""
+    """Tiles in flight in the loop. A copy is issued at the end of a turn: with 2, the next turn waits for it."""
     split: bool = False
     """Three loops (tested, full, tested) instead of one with a branch; the pipeline then drains between them."""
     tma: bool = True
@@ -45,9 +51,9 @@ class Tiles:
     """Most registers of a thread; None leaves that to the compiler."""
 
 
-FORWARD = Tiles(queries=128, keys=64, warps=8, stages=2)
-BACKWARD_QUERIES = Tiles(queries=128, keys=64, warps=8, stages=2)
-BACKWARD_KEYS = Tiles(queries=64, keys=128, warps=8, stages=2)
+FORWARD = Tiles(queries=128, keys=64, warps=8, stages=3)
+BACKWARD_QUERIES = Tiles(queries=128, keys=64, warps=8, stages=3)
+BACKWARD_KEYS = Tiles(queries=64, keys=128, warps=8, stages=3)
 BACKWARD_ATOMICALLY: Tiles | None = None
 """Tiles of the one-kernel backward pass, or None for the two kernels with a fixed order of sums."""
 SINGLE_PRECISION = Tiles(queries=32, keys=32, warps=4, stages=1)
@@ -59,6 +65,13 @@ def attend_ranges(q: Tensor, k: Tensor, v: Tensor, first_key: Tensor, end_query:
 
     first_key, end_query (B or 1, T) int32, never falling along T: query q sees the keys first_key[q] .. q, which is to
     say that key k is seen by the queries k .. end_query[k] - 1."""
+    if q.size(1) % BLOCK_TOKENS or q.size(3) not in WIDTHS:
+        raise ValueError(
+            f"{q.size(1):,} tokens with heads of {q.size(3)}: the kernels cut sequences into blocks of {BLOCK_TOKENS} "
+            f"tokens and know heads of {' and '.join(map(str, WIDTHS))}; use --attention.backend flex"
+        )
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"q is {q.dtype}, k {k.dtype}, v {v.dtype}, but their products need one format")
     out, _ = attend_forward(q, k, v, first_key, end_query, scale)
     return out
 
