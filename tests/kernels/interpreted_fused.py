@@ -18,7 +18,8 @@ ROUNDING = 2e-6
 )  # chunks of 8, blocks of 2048
 def test_head_and_loss(cap: float | None, tokens: int, vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_loss_fused, "CHUNK_TOKENS", 8)
-    assert max(head_errors(tokens, vocab, cap, **CPU)) < ROUNDING
+    beyond_the_fit = 5e-5 if cap == 2.0 else ROUNDING  # logits of ten times the cap: tanh is taken as tanh(6) there
+    assert max(head_errors(tokens, vocab, cap, **CPU)) < beyond_the_fit
 
 
 def test_without_autograd_the_head_makes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,10 @@
 """Head, cap, loss and their gradient in one go, for a GPU with Triton. The plain twin is `model.loss.head_loss`.
 
-The logits of a chunk of tokens are one product, written in the compute format; one kernel then reads each row twice
-(the second time from the cache), takes the loss and leaves the gradient in its place; two products carry that on to x
-and the head rows. No product is computed twice and no fp32 logits exist. The gradient is taken in the forward pass, for
-a total with weight 1, and the backward pass only scales it: that is why the loss is handed back as a total.
+The logits of a chunk of tokens are one product, written in the compute format; with a cap, which bounds them, that
+product also sums their exponentials. One kernel then reads each row, takes the loss and leaves the gradient in its
+place; two products carry that on to x and the head rows. No product is computed twice and no fp32 logits exist. The
+gradient is taken in the forward pass, for a total with weight 1, and the backward pass only scales it: that is why the
+loss is handed back as a total.
 """
 
 import torch
@@ -11,10 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.kernels.product_fused import describable, product
+from paceline.kernels.product_fused import describable, product, sum_tiles, tanh
 
 CHUNK_TOKENS = 16_384
 """Tokens of one chunk: 1.6 GB of bf16 logits at 50,304 columns; the products lose nothing at this size."""
+BLOCK = 2048
+"""Logits that a program works on at a time."""
 UNSHIFTED_CAP = 64.0
 """Up to this cap exp(logit) neither overflows nor vanishes in fp32, nor does a sum of them: no running maximum."""
 
@@ -31,43 +34,45 @@ def head_loss_rows(
     logits_ptr,
     targets_ptr,
     losses_ptr,
+    sums_ptr,
+    sums,
     vocab,
     cap,
     ignore,
     CAPPED: tl.constexpr,
-    SHIFTED: tl.constexpr,
+    SUMMED: tl.constexpr,
     WITH_GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One row of raw logits (row-contiguous, `vocab` columns): its loss, and in place of the logits the gradient."""
+    """One row of raw logits (row-contiguous, `vocab` columns): its loss, and in place of the logits the gradient.
+    SUMMED: the row's exponentials are in `sums` parts already (at most BLOCK), unshifted."""
     row = tl.program_id(0).to(tl.int64)  # rows x columns passes 2^31
     logits_ptr += row * vocab
     target = tl.load(targets_ptr + row)
     counted = target != ignore
     columns = tl.arange(0, BLOCK)
     turn = 1.0 / cap
-    largest = tl.zeros((BLOCK,), tl.float32)  # by lane, so that a block needs no reduction
-    if SHIFTED:
-        largest += float("-inf")
-    total = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, vocab, BLOCK):
-        inside = start + columns < vocab
-        z = tl.load(logits_ptr + start + columns, mask=inside, other=0.0).to(tl.float32)
-        if CAPPED:
-            z = cap * _tanh(z * turn)
-        if SHIFTED:
+    if SUMMED:
+        parts = tl.load(sums_ptr + row * sums + columns, mask=columns < sums, other=0.0)
+        log_sum = tl.log(tl.sum(parts, 0))
+    else:
+        largest = tl.full((BLOCK,), float("-inf"), tl.float32)  # by lane, so that a block needs no reduction
+        total = tl.zeros((BLOCK,), tl.float32)
+        for start in range(0, vocab, BLOCK):
+            inside = start + columns < vocab
+            z = tl.load(logits_ptr + start + columns, mask=inside, other=0.0).to(tl.float32)
+            if CAPPED:
+                z = cap * tanh(z * turn)
             z = tl.where(inside, z, float("-inf"))
             new = tl.maximum(largest, z)
             shift = tl.where(new == float("-inf"), 0.0, new)  # a lane that has seen no column yet
             total = total * tl.exp(largest - shift) + tl.exp(z - shift)
             largest = new
-        else:
-            total += tl.where(inside, tl.exp(z), 0.0)
-    top = tl.max(largest, 0)
-    log_sum = top + tl.log(tl.sum(total * tl.exp(largest - top), 0))
+        top = tl.max(largest, 0)
+        log_sum = top + tl.log(tl.sum(total * tl.exp(largest - top), 0))
     chosen = tl.load(logits_ptr + tl.where(counted, target, 0)).to(tl.float32)
     if CAPPED:
-        chosen = cap * _tanh(chosen * turn)
+        chosen = cap * tanh(chosen * turn)
     tl.store(losses_ptr + row, tl.where(counted, log_sum - chosen, 0.0))
     if WITH_GRADIENT:
         tl.debug_barrier()  # the target's logit is read by all threads before its owner overwrites it
@@ -77,16 +82,11 @@ def head_loss_rows(
             z = tl.load(logits_ptr + start + columns, mask=inside, other=0.0).to(tl.float32)
             slope = weight
             if CAPPED:
-                turned = _tanh(z * turn)
+                turned = tanh(z * turn)
                 slope = weight * (1.0 - turned * turned)
                 z = cap * turned
             d = (tl.exp(z - log_sum) - tl.where(start + columns == target, 1.0, 0.0)) * slope
             tl.store(logits_ptr + start + columns, d.to(logits_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _tanh(x):
-    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
 
 
 @torch.library.custom_op("paceline::head_loss", mutates_args=())
@@ -100,23 +100,34 @@ def _head_loss(
     buffer = x.new_empty(min(CHUNK_TOKENS, x.size(0)), weight.size(0))
     for first in range(0, x.size(0), CHUNK_TOKENS):
         part = slice(first, first + CHUNK_TOKENS)
-        logits = _logits(x[part], weight, buffer[: x[part].size(0)])
-        launch_rows(logits, targets[part], losses[part], cap, ignore, with_gradient=with_gradient)
+        logits, sums = _logits(x[part], weight, cap, buffer[: x[part].size(0)])
+        launch_rows(logits, targets[part], losses[part], cap, ignore, sums=sums, with_gradient=with_gradient)
         if with_gradient:
             torch.mm(logits, weight, out=grad_x[part])
             grad_weight += logits.T @ x[part]
     return losses.sum(), grad_x, grad_weight.to(weight.dtype)
 
 
-def _logits(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-    """x weightᵀ into `out`: by our product where the vocabulary's rows can be addressed, else by the library's."""
-    if describable(weight.size(0), x.dtype) and describable(x.size(1), x.dtype):
-        return product(x, weight, out=out)
-    return torch.mm(x, weight.T, out=out)
+def _logits(x: Tensor, weight: Tensor, cap: float | None, out: Tensor) -> tuple[Tensor, Tensor | None]:
+    """x weightᵀ into `out`, and parts of each row's sum of exponentials where the product could make them: by our
+    product if it can address the rows of the vocabulary, else by the library's."""
+    if not (describable(weight.size(0), x.dtype) and describable(x.size(1), x.dtype)):
+        return torch.mm(x, weight.T, out=out), None
+    if cap is None or cap > UNSHIFTED_CAP or sum_tiles(weight.size(0)) > BLOCK:
+        return product(x, weight, out=out), None
+    sums = torch.empty(x.size(0), sum_tiles(weight.size(0)), device=x.device)
+    return product(x, weight, "exp_sums", out=out, sums=sums, cap=cap), sums
 
 
 def launch_rows(
-    logits: Tensor, targets: Tensor, losses: Tensor, cap: float | None, ignore: int, *, with_gradient: bool
+    logits: Tensor,
+    targets: Tensor,
+    losses: Tensor,
+    cap: float | None,
+    ignore: int,
+    *,
+    sums: Tensor | None,
+    with_gradient: bool,
 ) -> None:
     """Losses of these rows into `losses`; with `with_gradient`, their gradients over `logits`."""
     rows, vocab = logits.shape
@@ -124,14 +135,16 @@ def launch_rows(
         logits,
         targets,
         losses,
+        losses if sums is None else sums,
+        0 if sums is None else sums.size(1),
         vocab,
         1.0 if cap is None else cap,
         ignore,
         CAPPED=cap is not None,
-        SHIFTED=cap is None or cap > UNSHIFTED_CAP,
+        SUMMED=sums is not None,
         WITH_GRADIENT=with_gradient,
-        BLOCK=2048,
-        num_warps=8,
+        BLOCK=BLOCK,
+        num_warps=4,
     )
 
 
