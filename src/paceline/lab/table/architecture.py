@@ -57,7 +57,7 @@ ARCHITECTURE: tuple[Technique, ...] = (
         record=5,
         presets=records(5, 18),
         switches=(Switch("model.num_heads", on=6, off=12), Switch("model.head_dim", on=128, off=64)),
-        code=("model/attention.py:SelfAttention._project",),
+        code=("model/attention.py:SelfAttention.project",),
         tests=(
             "model/test_gpt.py::test_full_size_presets_have_the_records_parameters",
             "model/test_attention.py::test_dense_attention_is_the_formula_and_groups_share_key_heads",
@@ -75,7 +75,7 @@ ARCHITECTURE: tuple[Technique, ...] = (
         record=5,
         presets=records(5, 18),
         switches=(Switch("model.qkv", on="separate", off="fused"),),
-        code=("model/attention.py:SelfAttention._project", "optim/muon.py:Member"),
+        code=("model/attention.py:SelfAttention.project", "optim/muon.py:Member"),
         tests=(
             "optim/test_muon.py::test_a_fused_matrix_moves_as_its_parts_would",
             "model/test_gpt.py::test_only_a_fused_matrix_has_parts",
@@ -147,7 +147,7 @@ ARCHITECTURE: tuple[Technique, ...] = (
         record=5,
         presets=records(5, 18),
         switches=(Switch("model.qk_norm", on="before_rotary", off="none", also_on=("after_rotary",)),),
-        code=("model/attention.py:SelfAttention._position", "model/norm.py:rms_norm"),
+        code=("model/attention.py:SelfAttention.position", "model/norm.py:rms_norm"),
         tests=(
             "model/test_switches.py::test_a_switch_adds_its_own_weights_and_operations_and_no_others",
             "model/test_gpt.py::test_the_norm_works_in_fp32_with_the_epsilon_it_is_given",
@@ -167,7 +167,7 @@ ARCHITECTURE: tuple[Technique, ...] = (
         formula="R ρ(q) = ρ(R q) up to rounding",
         presets=records(13, 18),
         switches=(Switch("model.qk_norm", on="before_rotary", off="after_rotary"),),
-        code=("model/attention.py:SelfAttention._position",),
+        code=("model/attention.py:SelfAttention.position",),
         tests=("model/test_records.py::test_logits_in_the_records_own_formats",),
         public="Nothing isolates it; it came in one of the records 6 to 13, and the logs read here do not tell which.",
         cost="None.",

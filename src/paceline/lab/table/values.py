@@ -19,7 +19,7 @@ VALUES: tuple[Technique, ...] = (
             Switch("model.value_path", on="residual", off="plain"),
             Switch("model.value_lambdas", on=1, off=2),
         ),
-        code=("model/attention.py:SelfAttention._mix_values", "model/gpt.py:_Values.remember"),
+        code=("model/attention.py:SelfAttention.mix_values", "model/gpt.py:_Values.remember"),
         tests=(
             "model/test_gpt.py::test_in_record_13_block_0_mixes_with_itself",
             "model/test_switches.py::test_a_switch_adds_its_own_weights_and_operations_and_no_others",
@@ -41,7 +41,7 @@ VALUES: tuple[Technique, ...] = (
         switches=(Switch("model.value_path", on="sparse", off="plain", also_on=("layerwise", "mirrored")),),
         code=(
             "model/embed.py:Embeddings.value_rows",
-            "model/attention.py:SelfAttention._mix_values",
+            "model/attention.py:SelfAttention.mix_values",
             "model/config.py:ModelConfig.value_table_of_layer",
         ),
         tests=(
@@ -111,7 +111,7 @@ VALUES: tuple[Technique, ...] = (
         presets=records(15, 18),
         switches=(Switch("model.value_lambdas", on=2, off=1),),
         given=(Given("model.value_path", ("residual", *WITH_TABLES)),),
-        code=("model/attention.py:SelfAttention._mix_values",),
+        code=("model/attention.py:SelfAttention.mix_values",),
         tests=(
             "model/test_gpt.py::test_with_two_scalars_block_0_mixes_with_itself_too",
             "model/test_first_steps.py::"
