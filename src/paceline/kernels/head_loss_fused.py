@@ -14,8 +14,8 @@ from torch import Tensor
 
 from paceline.kernels.product_fused import describable, product, sum_tiles, tanh
 
-CHUNK_TOKENS = 16_384
-"""Tokens of one chunk: 1.6 GB of bf16 logits at 50,304 columns; the products lose nothing at this size."""
+CHUNK_TOKENS = 8_192
+"""Tokens of one chunk: 0.8 GB of bf16 logits at 50,304 columns. Twice as many save 0.2 ms of 29 at 65,536 tokens."""
 BLOCK = 2048
 """Logits that a program works on at a time."""
 UNSHIFTED_CAP = 64.0
