@@ -33,7 +33,9 @@ def for_hopper(kernel: Any, types: dict[str, str], constants: dict[str, Any], *,
 def test_products_compile_for_the_matrix_units_and_fit_the_shared_memory(ending: str) -> None:
     tiles = product_fused.TILES[ending]
     half = f"tensordesc<bf16[{tiles.m},{tiles.n // 2}]>"
-    types = {"a_desc": f"tensordesc<bf16[{tiles.m},{tiles.k}]>", "b_desc": f"tensordesc<bf16[{tiles.n},{tiles.k}]>"}
+    by_depth = ending == "relu2_backward"
+    b_tile = (tiles.k, tiles.n) if by_depth else (tiles.n, tiles.k)
+    types = {"a_desc": f"tensordesc<bf16[{tiles.m},{tiles.k}]>", "b_desc": f"tensordesc<bf16[{b_tile[0]},{b_tile[1]}]>"}
     types |= {
         "c_desc": half,
         "kept_desc": half,
@@ -44,7 +46,7 @@ def test_products_compile_for_the_matrix_units_and_fit_the_shared_memory(ending:
         "depth": "i32",
     }
     blocks = {"BLOCK_M": tiles.m, "BLOCK_N": tiles.n, "BLOCK_K": tiles.k, "GROUP_M": tiles.group}
-    constants = {"ENDING": ending, "PROGRAMS": 132, **blocks}
+    constants = {"ENDING": ending, "B_BY_DEPTH": by_depth, "PROGRAMS": 132, **blocks}
     done = for_hopper(product_fused.product_tiles, types, constants, warps=tiles.warps, stages=tiles.stages)
     assert "wgmma.mma_async" in done.asm["ptx"]
     assert (done.metadata.shared + RESERVED_BYTES) * tiles.together <= SHARED_BYTES

@@ -104,8 +104,16 @@ def _head_loss(
         launch_rows(logits, targets[part], losses[part], cap, ignore, sums=sums, with_gradient=with_gradient)
         if with_gradient:
             torch.mm(logits, weight, out=grad_x[part])
-            grad_weight += logits.T @ x[part]
+            _add_product(grad_weight, logits.T, x[part])
     return losses.sum(), grad_x, grad_weight.to(weight.dtype)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total ← total + a b, total fp32; on a GPU inside the product, whatever the format of its operands."""
+    if total.is_cuda and a.dtype != total.dtype:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total += a @ b
 
 
 def _logits(x: Tensor, weight: Tensor, cap: float | None, out: Tensor) -> tuple[Tensor, Tensor | None]:

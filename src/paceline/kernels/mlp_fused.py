@@ -33,7 +33,7 @@ def _(x, up, down):
 def _mlp_backward(grad: Tensor, x: Tensor, up: Tensor, down: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, up and down."""
     grad_down = grad.T @ kept
-    hidden = product(grad, down.T.contiguous(), "relu2_backward", kept)
+    hidden = product(grad, down.T, "relu2_backward", kept)
     return hidden @ up, hidden.T @ x, grad_down
 
 

@@ -56,13 +56,15 @@ def product_tiles(
     columns,
     depth,
     ENDING: tl.constexpr,
+    B_BY_DEPTH: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
-    """c (rows, columns) = ending(a bᵀ). a (rows, depth), b (columns, depth), kept as c, sums (rows, column tiles)."""
+    """c (rows, columns) = ending(a bᵀ). a (rows, depth); b (columns, depth) or, B_BY_DEPTH, (depth, columns); kept as c;
+    sums (rows, column tiles)."""
     row_tiles = tl.cdiv(rows, BLOCK_M)
     group_tiles = GROUP_M * tl.cdiv(columns, BLOCK_N)
     for tile in tl.range(tl.program_id(0), row_tiles * tl.cdiv(columns, BLOCK_N), PROGRAMS, flatten=True):
@@ -72,7 +74,8 @@ def product_tiles(
         n = ((tile % group_tiles) // height) * BLOCK_N
         product = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for k in range(0, depth, BLOCK_K):
-            product = tl.dot(a_desc.load([m, k]), b_desc.load([n, k]).T, product)
+            b = b_desc.load([k, n]) if B_BY_DEPTH else b_desc.load([n, k]).T
+            product = tl.dot(a_desc.load([m, k]), b, product)
         left, right = tl.split(tl.reshape(product, (BLOCK_M, 2, BLOCK_N // 2)).permute(0, 2, 1))
         middle = n + BLOCK_N // 2
         if ENDING == "relu2":
@@ -133,17 +136,20 @@ def product(
     sums: Tensor | None = None,
     cap: float = 1.0,
 ) -> Tensor:
-    """ending(a bᵀ), a (rows, depth) and b (columns, depth), all contiguous.
+    """ending(a bᵀ), a (rows, depth) contiguous and b (columns, depth) contiguous or the transpose of such; so is out.
 
     `relu2`: relu(z)². `relu2_backward`: z·2·sqrt(kept), `kept` being activated values: the gradient z carried through
     the activation. `exp_sums`: z, and sums of exp(cap·tanh(z/cap)) into `sums` (rows, `sum_tiles`), z as rounded."""
     rows, depth, columns = a.size(0), a.size(1), b.size(0)
+    by_depth = not b.is_contiguous()
     c = a.new_empty(rows, columns) if out is None else out
     tiles = TILES[ending]
     processors = torch.cuda.get_device_properties(a.device).multi_processor_count if a.is_cuda else 4
     product_tiles[(processors * tiles.together,)](
         TensorDescriptor.from_tensor(a, [tiles.m, tiles.k]),
-        TensorDescriptor.from_tensor(b, [tiles.n, tiles.k]),
+        TensorDescriptor.from_tensor(b.T, [tiles.k, tiles.n])
+        if by_depth
+        else TensorDescriptor.from_tensor(b, [tiles.n, tiles.k]),
         TensorDescriptor.from_tensor(c, [tiles.m, tiles.n // 2]),
         TensorDescriptor.from_tensor(c if kept is None else kept, [tiles.m, tiles.n // 2]),
         c if sums is None else sums,
@@ -152,6 +158,7 @@ def product(
         columns,
         depth,
         ENDING=ending,
+        B_BY_DEPTH=by_depth,
         BLOCK_M=tiles.m,
         BLOCK_N=tiles.n,
         BLOCK_K=tiles.k,
