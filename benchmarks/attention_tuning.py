@@ -41,64 +41,50 @@ CONFIG = ModelConfig(
     document_mask=True,
 )
 
-CONFIGURATIONS: dict[str, list[Tiles]] = {
+CONFIGURATIONS: dict[str, list[Tiles]] = {  # around the fastest of benchmarks/results/h200-attention-tuning.json
     "forward": [
-        Tiles(128, 64, 8, 2),
-        Tiles(128, 64, 8, 3),
-        Tiles(128, 64, 8, 4),
-        Tiles(128, 64, 8, 2, registers=128),
-        Tiles(128, 64, 8, 2, split=True),
-        Tiles(128, 64, 8, 3, split=True),
-        Tiles(128, 64, 8, 2, tma=False),
-        Tiles(128, 64, 8, 3, tma=False),
-        Tiles(128, 64, 4, 2),
-        Tiles(128, 128, 8, 2),
-        Tiles(128, 128, 8, 3),
-        Tiles(128, 128, 8, 2, split=True),
-        Tiles(128, 128, 8, 2, tma=False),
-        Tiles(128, 32, 8, 3),
         Tiles(64, 64, 4, 2),
         Tiles(64, 64, 4, 3),
-        Tiles(64, 64, 4, 2, split=True),
-        Tiles(64, 64, 4, 3, tma=False),
-        Tiles(64, 128, 4, 2),
+        Tiles(64, 64, 4, 4),
+        Tiles(64, 64, 4, 3, registers=128),
+        Tiles(64, 64, 4, 3, registers=168),
         Tiles(64, 32, 4, 3),
+        Tiles(64, 32, 4, 4),
+        Tiles(64, 32, 4, 4, registers=128),
+        Tiles(128, 64, 4, 2),
+        Tiles(128, 64, 4, 3),
+        Tiles(128, 64, 8, 2, registers=128),
+        Tiles(128, 64, 8, 3, registers=128),
+        Tiles(128, 32, 8, 3),
+        Tiles(128, 32, 8, 4),
+        Tiles(128, 32, 8, 4, registers=128),
     ],
     "query_gradient": [
-        Tiles(128, 64, 8, 2),
-        Tiles(128, 64, 8, 3),
-        Tiles(128, 64, 8, 2, split=True),
-        Tiles(128, 64, 8, 2, tma=False),
-        Tiles(128, 128, 8, 2),
-        Tiles(128, 32, 8, 2),
         Tiles(128, 32, 8, 3),
-        Tiles(64, 64, 4, 2),
-        Tiles(64, 64, 4, 3),
-        Tiles(64, 64, 4, 2, split=True),
-        Tiles(64, 64, 4, 2, tma=False),
-        Tiles(64, 128, 4, 2),
+        Tiles(128, 32, 8, 4),
+        Tiles(128, 32, 8, 3, registers=128),
+        Tiles(128, 32, 4, 3),
+        Tiles(128, 64, 8, 3),
+        Tiles(128, 64, 8, 2, registers=128),
+        Tiles(64, 32, 4, 2),
         Tiles(64, 32, 4, 3),
+        Tiles(64, 32, 4, 4),
+        Tiles(64, 32, 4, 3, registers=128),
+        Tiles(64, 64, 4, 2),
+        Tiles(64, 64, 4, 2, registers=168),
     ],
     "key_gradient": [
-        Tiles(64, 128, 8, 2),
-        Tiles(64, 128, 8, 3),
-        Tiles(64, 128, 8, 2, split=True),
-        Tiles(64, 128, 8, 2, tma=False),
-        Tiles(32, 128, 8, 2),
-        Tiles(32, 128, 8, 3),
         Tiles(64, 64, 4, 2),
-        Tiles(64, 64, 4, 3),
-        Tiles(64, 64, 4, 2, split=True),
-        Tiles(64, 64, 4, 2, tma=False),
+        Tiles(64, 64, 4, 2, registers=168),
+        Tiles(64, 64, 4, 2, registers=200),
+        Tiles(64, 64, 8, 2),
+        Tiles(64, 32, 4, 2),
+        Tiles(64, 32, 4, 3),
         Tiles(32, 64, 4, 2),
         Tiles(32, 64, 4, 3),
-    ],
-    "atomic_backward": [
-        Tiles(64, 128, 8, 2),
-        Tiles(64, 128, 8, 2, tma=False),
-        Tiles(32, 128, 8, 2),
-        Tiles(64, 64, 4, 2),
-        Tiles(32, 64, 4, 2),
+        Tiles(32, 64, 4, 4),
+        Tiles(32, 64, 4, 3, registers=168),
+        Tiles(64, 128, 8, 3),
     ],
 }
 
@@ -148,19 +134,17 @@ def kept_of(x: Inputs) -> Kept:
 
 
 def call(kind: str, x: Inputs, kept: Kept | None, tiles: Tiles) -> tuple[Tensor, ...]:
-    """One launch of one kind, and of its results those with a judge: (out), (dq), (dk, dv) or (dq, dk, dv)."""
+    """One launch of one kind, and of its results those with a judge: (out), (dq) or (dk, dv)."""
     first_key, end_query = x.ranges.first_key, x.ranges.end_query
     if kind == "forward":
         return kernels.launch_forward(*x.qkv, first_key, SCALE, tiles)[:1]
     assert kept is not None
     if kind == "query_gradient":
         return kernels.launch_query_gradient(x.grad, *x.qkv, kept.out, kept.lse, first_key, SCALE, tiles)[:1]
-    if kind == "key_gradient":
-        return kernels.launch_key_gradient(x.grad, *x.qkv, kept.lse, kept.delta, end_query, SCALE, tiles)
-    return kernels.launch_atomic_backward(x.grad, *x.qkv, kept.out, kept.lse, end_query, SCALE, tiles)
+    return kernels.launch_key_gradient(x.grad, *x.qkv, kept.lse, kept.delta, end_query, SCALE, tiles)
 
 
-JUDGED = {"forward": ("out",), "query_gradient": ("q",), "key_gradient": ("k", "v"), "atomic_backward": ("q", "k", "v")}
+JUDGED = {"forward": ("out",), "query_gradient": ("q",), "key_gradient": ("k", "v")}
 
 
 def judge_of(x: Inputs) -> dict[str, Tensor]:
@@ -216,9 +200,9 @@ class Flex:
 
 
 def describe(tiles: Tiles) -> str:
-    extras = ("three loops" if tiles.split else "one loop", "descriptors" if tiles.tma else "pointers")
+    loads = "descriptors" if tiles.tma else "pointers"
     capped = "" if tiles.registers is None else f" {tiles.registers} registers"
-    return f"{tiles.queries:>3} x {tiles.keys:<3} {tiles.warps} warps {tiles.stages} stages {', '.join(extras)}{capped}"
+    return f"{tiles.queries:>3} x {tiles.keys:<3} {tiles.warps} warps {tiles.stages} stages {loads}{capped}"
 
 
 @dataclass(frozen=True)

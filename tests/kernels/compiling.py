@@ -13,20 +13,16 @@ from paceline.kernels.attention_ranges import BACKWARD_KEYS, BACKWARD_QUERIES, F
 TILES = {"forward": FORWARD, "query_gradient": BACKWARD_QUERIES, "key_gradient": BACKWARD_KEYS}
 
 
-def compile_for_hopper(
-    name: str, width: int, tiles: Tiles | None = None, *, atomic: bool = False, heads: int = 6
-) -> Any:
+def compile_for_hopper(name: str, width: int, tiles: Tiles | None = None, *, heads: int = 6) -> Any:
     """The compiled kernel for bf16 inputs: `.asm["ptx"]`, `.metadata.shared` in bytes."""
-    kernel, tiles = getattr(attention_ranges, f"{name}_kernel"), tiles or TILES[name]
+    kernel, tiles = getattr(attention_ranges, f"attention_{name}"), tiles or TILES[name]
     constants = {
         "HEADS": heads,
         "GROUP": 1,
         "WIDTH": width,
         "BLOCK_M": tiles.queries,
         "BLOCK_N": tiles.keys,
-        "SPLIT": tiles.split,
         "TMA": tiles.tma,
-        "ATOMIC": atomic,
         "PRECISION": "tf32",
     }
     type_of = functools.partial(_type, width=width, tiles=tiles)
@@ -36,8 +32,7 @@ def compile_for_hopper(
         for index, kind in enumerate(signature.values())
         if kind.startswith("*") or kind == "i32"
     }
-    used = {name: value for name, value in constants.items() if name in signature}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=used, attrs=aligned)
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     options = {"num_warps": tiles.warps, "num_stages": tiles.stages}
     if tiles.registers is not None:
         options["maxnreg"] = tiles.registers

@@ -30,14 +30,6 @@ def test_values_and_gradients_are_those_of_the_dense_mask(
     check_parity(unit, documents=documents, window=window, dtype=torch.float32, device="cpu", tolerance=1e-6, **options)
 
 
-def test_the_atomic_backward_has_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_ranges, "SINGLE_PRECISION", SMALL)
-    monkeypatch.setattr(attention_ranges, "BACKWARD_ATOMICALLY", SMALL)
-    check_parity(
-        "blocks", documents=True, window=256, dtype=torch.float32, device="cpu", tolerance=1e-6, kv_heads=1, sequences=1
-    )
-
-
 def test_half_precision_operands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_ranges, "FORWARD", WIDE)
     check_parity("blocks", documents=True, window=256, dtype=torch.float16, device="cpu", tolerance=2e-3, sequences=1)
@@ -61,13 +53,12 @@ def test_compiled_code_takes_the_kernels_as_one_node_each(monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tma", [True, False])
-@pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize(("queries", "keys"), [(64, 64), (64, 128), (128, 64), (128, 128), (32, 64)])
 @pytest.mark.parametrize("unit", ["blocks", "tokens", "tokens_in_blocks", "none"])
 @pytest.mark.parametrize("window", [2, 129, 384])  # at 1 the gradient of q is 0, and no error is relative to it
 def test_every_way_to_cut_the_work(
-    monkeypatch: pytest.MonkeyPatch, tma: bool, split: bool, queries: int, keys: int, unit: str, window: int
+    monkeypatch: pytest.MonkeyPatch, tma: bool, queries: int, keys: int, unit: str, window: int
 ) -> None:
-    tiles = Tiles(queries=queries, keys=keys, warps=4, stages=1, split=split, tma=tma)
+    tiles = Tiles(queries=queries, keys=keys, warps=4, stages=1, tma=tma)
     monkeypatch.setattr(attention_ranges, "SINGLE_PRECISION", tiles)
     check_parity(unit, documents=True, window=window, dtype=torch.float32, device="cpu", tolerance=1e-6, tokens=384)
