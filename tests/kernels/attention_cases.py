@@ -70,5 +70,7 @@ def check_parity(
         strict=True,
     )
     for name, (fast, slow) in zip(("output", "q", "k", "v"), pairs, strict=True):
+        for side, values in (("the judge", slow), ("the kernel", fast)):
+            assert values.isfinite().all(), f"{name}: {int((~values.isfinite()).sum())} values of {side} are not finite"
         error = relative_error(fast, slow)
         assert error < tolerance, f"{name}: relative error {error:.1e}"

@@ -1,12 +1,14 @@
 """Parity of the attention kernels with the dense definition in float64; run by test_attention_ranges.py."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.attention_cases import check_parity, qkv_of
 from paceline.kernels import attention_ranges
-from paceline.kernels.attention_ranges import Tiles, attend_ranges
+from paceline.kernels.attention_ranges import HIDDEN, LOWEST, Tiles, attend_ranges
 from paceline.model.masks import MaskRule
 from paceline.model.ranges import ranges_of
 
@@ -30,9 +32,23 @@ def test_values_and_gradients_are_those_of_the_dense_mask(
     check_parity(unit, documents=documents, window=window, dtype=torch.float32, device="cpu", tolerance=1e-6, **options)
 
 
-def test_half_precision_operands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_ranges, "FORWARD", WIDE)
-    check_parity("blocks", documents=True, window=256, dtype=torch.float16, device="cpu", tolerance=2e-3, sequences=1)
+@pytest.mark.parametrize(
+    ("unit", "window", "options"),
+    [
+        ("blocks", 256, {"sequences": 1}),
+        ("tokens", 70, {"tokens": 512, "kv_heads": 1, "joined": False}),  # rows that see nothing of their first tiles
+    ],
+)
+def test_half_precision_operands_by_the_tiles_of_the_gpu(unit: str, window: int, options: dict[str, int]) -> None:
+    check_parity(unit, documents=True, window=window, dtype=torch.float16, device="cpu", tolerance=2e-3, **options)
+
+
+def test_a_row_that_has_seen_nothing_holds_no_weight() -> None:
+    """On a GPU `score * scale - maximum` is not rounded in between, which the interpreter does. So hidden scores are
+    judged here: whatever the scale, and however it is rounded, they leave a weight of 0, never inf."""
+    for scale in (64**-0.5, 128**-0.5, 0.1, 1.0):
+        product = HIDDEN.value * scale
+        assert math.exp2(product - max(LOWEST.value, product)) == 0.0
 
 
 def test_compiled_code_takes_the_kernels_as_one_node_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,9 +29,12 @@ from paceline.core.units import BLOCK_TOKENS
 
 WIDTHS = (64, 128)
 LOG2_E = 1.4426950408889634
-HIDDEN = tl.constexpr(-1.0e30)
-"""Score of a pair that the mask forbids. Finite: a row that has seen nothing yet holds weights of 1, which vanish when
-its first visible key arrives, and every row sees itself; -inf would make them NaN."""
+HIDDEN = tl.constexpr(float("-inf"))
+"""Score of a pair that the mask forbids: its weight is 0, since the maximum of its row is finite."""
+LOWEST = tl.constexpr(-3.0e38)
+"""Maximum of a row that has seen nothing yet: -inf cannot be subtracted from -inf. HIDDEN may not be finite instead:
+`score * scale - maximum` is one fused operation, so a score of -1e30 less its own rounded product leaves the rounding
+error, some 1e21 either way, and where that is positive (heads of 64) exp2 of it is inf."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ def attention_forward(
     q_tile = load_tile(q, row + start, head * WIDTH, q_stride, BLOCK_M, WIDTH, TMA)
     acc = tl.zeros((BLOCK_M, WIDTH), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
-    largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    largest = tl.full((BLOCK_M,), LOWEST, tl.float32)
     for begin_keys in range(begin, end, BLOCK_N):
         k_tile = load_tile(k, row + begin_keys, column, k_stride, BLOCK_N, WIDTH, TMA)
         s = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
