@@ -16,7 +16,7 @@ from paceline.core.command_line import parse
 from paceline.core.errors import PacelineError, UserError
 from paceline.lab.claims import VERDICTS, Claim, Seed, claims, counts, seeds
 from paceline.lab.ledger import count_line
-from paceline.lab.results import Pair, Series, all_series, files_of, names, pairs, read, switches_between, told
+from paceline.lab.results import Pair, Series, all_series, files_of, pairs, read, switches_between, told
 from paceline.lab.technique import Given, Measurement, Switch, Technique, command
 from paceline.lab.techniques import TECHNIQUES, TOPICS
 from paceline.lab.totals import whole_record
@@ -142,10 +142,10 @@ def index() -> str:
 
 
 def _measured_runs() -> str:
-    """Every result file, and the presets side by side."""
+    """The result files that some card draws on, and the presets side by side."""
+    used = sorted({name for technique in TECHNIQUES.values() for name in files_of(technique)})
     files = [
-        (_files([name], "../.."), str(read(name).get("what", "–")), str(read(name).get("date", "–")))
-        for name in names()
+        (_files([name], "../.."), str(read(name).get("what", "–")), str(read(name).get("date", "–"))) for name in used
     ]
     return _paragraphs("## Measured here", _table(("file", "what", "date"), files), *map(_series, all_series()))
 
