@@ -188,7 +188,7 @@ def sampled(name: str) -> Any:
     return pytest.param(name, marks=pytest.mark.slow if name.startswith(("optim.muon.", "optim.adam.")) else ())
 
 
-@pytest.mark.parametrize("name", map(sampled, ROWS))
+@pytest.mark.parametrize("name", list(map(sampled, ROWS)))
 def test_another_value_does_what_the_row_says(name: str, results: Callable[[Mapping[str, Any]], Result]) -> None:
     row = ROWS[name]
     before = results(row.given)
