@@ -6,6 +6,7 @@ import torch
 from kernels.fused_cases import head_errors, heads_errors, mlp_errors
 from paceline.kernels import head_loss_fused, heads_fused
 from paceline.kernels.head_loss_fused import head_loss_fused as head_loss
+from paceline.optim.newton_schulz import orthogonalise, orthogonalise_symmetric
 
 CPU = {"device": "cpu", "dtype": torch.float32}
 ROUNDING = 2e-6
@@ -55,3 +56,11 @@ def test_heads(mixed: bool, extra: bool, shape: tuple[int, int, int], turning_sh
         shape, turning_share=turning_share, mixed=mixed, extra=extra, sequence=sequence, sequences=2, **CPU
     )
     assert max(found) < ROUNDING
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(128, 192), (384, 384), (512, 256), (100, 64)])  # 100 is no whole tile
+def test_symmetric_products_give_the_same_orthogonal_factors(rows: int, columns: int) -> None:
+    G = torch.randn(2, rows, columns, generator=torch.Generator().manual_seed(5))
+    settings = {"steps": 5, "dtype": torch.float32, "norm_of": "rounded"}
+    expected = orthogonalise(G, association="polynomial_first", **settings)
+    torch.testing.assert_close(orthogonalise_symmetric(G, **settings), expected, rtol=1e-4, atol=1e-5)

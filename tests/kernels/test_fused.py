@@ -10,9 +10,10 @@ pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from kernels.fused_cases import head_errors, heads_errors, mlp_errors
+from kernels.fused_cases import head_errors, heads_errors, mlp_errors, relative_error
 from kernels.interpreter import run_interpreted
-from paceline.kernels import head_loss_fused, heads_fused, product_fused
+from paceline.kernels import head_loss_fused, heads_fused, product_fused, symmetric_fused
+from paceline.optim.newton_schulz import orthogonalise, orthogonalise_symmetric
 
 SHARED_BYTES, RESERVED_BYTES = 233_472, 1_024
 """Of one multiprocessor of an H100 or H200, and what each program on it costs beside its own."""
@@ -52,6 +53,18 @@ def test_products_compile_for_the_matrix_units_and_fit_the_shared_memory(ending:
     assert (done.metadata.shared + RESERVED_BYTES) * tiles.together <= SHARED_BYTES
 
 
+def test_symmetric_products_compile_for_the_matrix_units() -> None:
+    tile, depth = symmetric_fused.TILE, symmetric_fused.DEPTH
+    square = f"tensordesc<bf16[{tile},{tile}]>"
+    types = {"x_desc": f"tensordesc<bf16[{tile},{depth}]>", "base_desc": square, "out_desc": square}
+    types |= {"rows": "i32", "depth": "i32", "alpha": "fp32", "beta": "fp32"}
+    constants = {"ADDS": True, "TILE": tile, "DEPTH": depth}
+    kernel, warps, stages = symmetric_fused.muon_symmetric, symmetric_fused.WARPS, symmetric_fused.STAGES
+    done = for_hopper(kernel, types, constants, warps=warps, stages=stages)
+    assert "wgmma.mma_async" in done.asm["ptx"]
+    assert done.metadata.shared + RESERVED_BYTES <= SHARED_BYTES
+
+
 @pytest.mark.parametrize("capped", [True, False])
 def test_the_loss_kernel_compiles(capped: bool) -> None:
     types = {"logits_ptr": "*bf16", "targets_ptr": "*i64", "losses_ptr": "*fp32", "sums_ptr": "*fp32"}
@@ -74,6 +87,16 @@ def test_the_kernels_of_heads_compile(kernel: Any) -> None:
 def test_head_and_loss_on_a_gpu(cap: float | None) -> None:
     assert max(head_errors(20_000, 50_304, cap, **BF16)) < 1e-2  # bf16 logits, and bf16 gradients of them
     assert max(head_errors(1_000, 50_257, cap, **BF16)) < 1e-2  # rows that the copy engine cannot address
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "columns"), [(768, 768), (3_072, 768), (768, 3_072)])
+def test_symmetric_products_on_a_gpu(rows: int, columns: int) -> None:
+    G = torch.randn(4, rows, columns, device="cuda")
+    fast = orthogonalise_symmetric(G, steps=5, dtype=torch.bfloat16, norm_of="rounded")
+    plain = orthogonalise(G, steps=5, dtype=torch.bfloat16, association="polynomial_first", norm_of="rounded")
+    exact = orthogonalise(G.double(), steps=5, dtype=torch.float64, association="polynomial_first", norm_of="rounded")
+    assert relative_error(fast, exact) < 1.5 * relative_error(plain, exact)  # no worse than bf16 products are
 
 
 @pytest.mark.gpu

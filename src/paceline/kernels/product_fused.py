@@ -63,7 +63,7 @@ def product_tiles(
     GROUP_M: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
-    """c (rows, columns) = ending(a bᵀ). a (rows, depth); b (columns, depth) or, B_BY_DEPTH, (depth, columns); kept as c;
+    """c (rows, columns) = ending(a bᵀ). a (rows, depth); b (columns, depth), or B_BY_DEPTH (depth, columns); kept as c;
     sums (rows, column tiles)."""
     row_tiles = tl.cdiv(rows, BLOCK_M)
     group_tiles = GROUP_M * tl.cdiv(columns, BLOCK_N)

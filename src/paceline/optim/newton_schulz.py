@@ -54,6 +54,24 @@ def _polynomial_first(X: Tensor) -> Tensor:
     return torch.baddbmm(X, P, X, beta=a)
 
 
+def orthogonalise_symmetric(
+    G: Tensor, *, steps: int, dtype: torch.dtype, norm_of: Literal["rounded", "unrounded"], eps: float = 1e-7
+) -> Tensor:
+    """`orthogonalise` with the polynomial first and symmetric products computed once, by Triton kernels; shapes that
+    they cannot cut go the plain way."""
+    from paceline.kernels.symmetric_fused import fits, gram, gram_polynomial
+
+    if not fits(min(G.shape[-2:]), max(G.shape[-2:])):
+        return orthogonalise(G, steps=steps, dtype=dtype, association="polynomial_first", norm_of=norm_of, eps=eps)
+    a, b, c = QUINTIC
+    X = _normalised(G, dtype, norm_of, eps).reshape(-1, *G.shape[-2:])
+    tall = G.shape[-2] > G.shape[-1]
+    X = (X.mT if tall else X).contiguous()
+    for _ in range(steps):
+        X = torch.baddbmm(X, gram_polynomial(gram(X), b, c), X, beta=a)
+    return (X.mT if tall else X).reshape(G.shape)
+
+
 def _product_first(X: Tensor) -> Tensor:
     """aX + b(AX) + cA(AX)."""
     a, b, c = QUINTIC

@@ -16,7 +16,7 @@ from paceline.core.errors import RunError
 from paceline.optim.adam import Adam
 from paceline.optim.config import AdamConfig, MuonConfig, OptimConfig
 from paceline.optim.muon import Muon, Orthogonalise, ShareWork, all_here
-from paceline.optim.newton_schulz import orthogonalise
+from paceline.optim.newton_schulz import orthogonalise, orthogonalise_symmetric
 
 ParamClass = Literal["matrices", "embeddings", "head", "scalars"]
 NamedParams = Mapping[str, nn.Parameter]
@@ -27,7 +27,8 @@ class Optimizer:
 
     `parts` names fused matrices: how many equal parts they have, or the rows of each. Without `bf16_products` the
     Newton–Schulz iteration runs in fp32 whatever the config asks. `compiled` compiles that iteration; rates and
-    momentum stay outside of it, so nothing recompiles when they change. `share_work` spreads it over processes."""
+    momentum stay outside of it, so nothing recompiles when they change. `fused` takes kernels that compute symmetric
+    products once, where they know the config. `share_work` spreads the iteration over processes."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class Optimizer:
         parts: Mapping[str, int | Sequence[int]] | None = None,
         bf16_products: bool,
         compiled: bool = False,
+        fused: bool = False,
         share_work: ShareWork = all_here,
     ) -> None:
         _check_names(params, parts or {})
@@ -45,7 +47,7 @@ class Optimizer:
         self.steps_taken = 0
         by_muon = self.classes.get("matrices", {}) if config.matrices == "muon" else {}
         by_adam = {kind: named for kind, named in self.classes.items() if named is not by_muon}
-        newton_schulz = _newton_schulz(config.muon, bf16_products=bf16_products, compiled=compiled)
+        newton_schulz = _newton_schulz(config.muon, bf16_products=bf16_products, compiled=compiled, fused=fused)
         self._muon = Muon(by_muon, config.muon, parts=parts or {}, orthogonalise=newton_schulz, share_work=share_work)
         self._adams = _adams(by_adam, config.adam)
 
@@ -143,14 +145,13 @@ def _fill(pieces: list[Tensor], whole: Tensor) -> None:
         start += len(piece)
 
 
-def _newton_schulz(muon: MuonConfig, *, bf16_products: bool, compiled: bool) -> Orthogonalise:
+def _newton_schulz(muon: MuonConfig, *, bf16_products: bool, compiled: bool, fused: bool) -> Orthogonalise:
+    dtype = torch.bfloat16 if muon.ns_dtype == "bf16" and bf16_products else torch.float32
+    if fused and dtype == torch.bfloat16 and muon.ns_association == "polynomial_first":
+        return partial(orthogonalise_symmetric, steps=muon.ns_steps, dtype=dtype, norm_of=muon.ns_norm_of)
     iteration = torch.compile(orthogonalise, fullgraph=True, dynamic=False) if compiled else orthogonalise
     return partial(
-        iteration,
-        steps=muon.ns_steps,
-        dtype=torch.bfloat16 if muon.ns_dtype == "bf16" and bf16_products else torch.float32,
-        association=muon.ns_association,
-        norm_of=muon.ns_norm_of,
+        iteration, steps=muon.ns_steps, dtype=dtype, association=muon.ns_association, norm_of=muon.ns_norm_of
     )
 
 

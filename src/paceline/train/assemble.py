@@ -112,6 +112,7 @@ def assemble(config: RunConfig, machine: Machine, ranks: Ranks = ALONE) -> Parts
         parts=model.fused_parts(),
         bf16_products=machine.bf16,
         compiled=config.train.compile,
+        fused=machine.back_ends.muon.name == "fused",
         share_work=share_over(ranks),
     )
     if ranks.world > 1:

@@ -15,6 +15,8 @@ class BackEnds:
     heads: Choice
     mlp: Choice
     head: Choice
+    muon: Choice
+    """Newton–Schulz; no setting names it, `train.fast_paths` decides."""
 
 
 def choose_back_ends(config: RunConfig, device: str, products: str) -> BackEnds:
@@ -37,6 +39,7 @@ def choose_back_ends(config: RunConfig, device: str, products: str) -> BackEnds:
             "--mlp.backend", config.mlp.backend, device, own=own, misfit=format_misfit or _mlp_misfit(config)
         ),
         head=choose_head(config.head.backend, device, compiled=config.train.compile, own=own, misfit=format_misfit),
+        muon=choose_fused("--train.fast-paths", "auto", device, own=own, misfit=format_misfit),
     )
 
 
