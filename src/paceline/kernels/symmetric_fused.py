@@ -1,8 +1,8 @@
 """Products that are symmetric, each pair of tiles computed once, for Muon on a Hopper GPU with Triton.
 
-Plain twin: `optim.newton_schulz._polynomial_first`, whose first two products are symmetric: A = XXᵀ, and bA + cA², which
-is bA + cAAᵀ. Only the tiles on and below the diagonal are computed; the others are their transposes. That is 21 of 36
-tiles for the records' matrices, and a third of all that Newton–Schulz multiplies.
+Plain twin: `optim.newton_schulz._polynomial_first`, whose first two products are symmetric: A = XXᵀ, and bA + cA²,
+which is bA + cAAᵀ. Only the tiles on and below the diagonal are computed; the others are their transposes: 21 of 36 for
+the records' matrices, which spares a quarter of what Newton–Schulz multiplies.
 """
 
 import triton
