@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.lab.bench.steps import Steps
 from paceline.metrics.records import read_metrics
 from paceline.train.config import RunConfig
 from train.tiny import losses, narrow_record, run, weights
@@ -51,3 +52,18 @@ def test_instruments_tell_the_memory(tmp_path: Path) -> None:
     for record in read_metrics(tmp_path / "run")[0]:
         assert 0 < record.extra["allocated_bytes"] <= record.extra["reserved_bytes"]
         assert record.extra["largest_score"] > 0
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_step_never_waits_for_the_device(compiled: bool, tmp_path: Path) -> None:
+    """At the width of real heads, so that our kernels take part; a first step may wait, for compilation and tuning."""
+    config = on_gpu(tmp_path, compiled=compiled)
+    ready = Steps(replace(config, model=replace(config.model, width=768, head_dim=128)), tmp_path / "run")
+    ready.warm_up()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in range(3):
+            ready.trainer.window.fill_(128 * (step + 1))
+            ready.trainer.take_step(step, next(ready.batches))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
