@@ -87,6 +87,7 @@ def heads_errors(
     sequences: int,
     device: str,
     dtype: torch.dtype,
+    depth: int = 24,
 ) -> list[float]:
     heads, kv_heads, width = shape
     rows = sequence * sequences
@@ -100,21 +101,22 @@ def heads_errors(
         a, a_rest, b, b_rest = x.split([pairs, half - pairs, pairs, half - pairs], dim=-1)
         return torch.cat([a * c + b * s, a_rest, b * c - a * s, b_rest], dim=-1)
 
-    def plain(qkv: Tensor, rows_of_table: Tensor | None, mix: Tensor | None) -> list[Tensor]:
-        q, k, v = qkv.unflatten(-1, (-1, width)).split([heads, kv_heads, kv_heads], dim=1)
+    def plain(x: Tensor, weight: Tensor, rows_of_table: Tensor | None, mix: Tensor | None) -> list[Tensor]:
+        q, k, v = (x @ weight.T).unflatten(-1, (-1, width)).split([heads, kv_heads, kv_heads], dim=1)
         if mix is not None:
             v = mix[0] * v + (0 if rows_of_table is None else mix[1] * rows_of_table)
         return [positioned(q), positioned(k), v]
 
     inputs = [
-        seeded(rows, (heads + 2 * kv_heads) * width, seed=1),
-        seeded(rows, kv_heads, width, seed=2) if extra else None,
+        seeded(rows, depth, seed=1),
+        seeded((heads + 2 * kv_heads) * width, depth, seed=2, scale=depth**-0.5),
+        seeded(rows, kv_heads, width, seed=3) if extra else None,
         torch.tensor([0.4, 0.7]) if mixed else None,
     ]
     return errors(
-        lambda qkv, table, mix: heads_fused(qkv, table, mix, cos, sin, EPS, shape),
+        lambda x, weight, table, mix: heads_fused(x, weight, table, mix, cos, sin, EPS, shape),
         plain,
         inputs,
         device=device,
-        dtypes=[dtype, dtype, torch.float32],
+        dtypes=[dtype, dtype, dtype, torch.float32],
     )

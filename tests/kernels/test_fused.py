@@ -73,13 +73,29 @@ def test_the_loss_kernel_compiles(capped: bool) -> None:
     for_hopper(head_loss_fused.head_loss_rows, types, constants, warps=8)
 
 
+HEADS = {"HEADS": 6, "KV_HEADS": 6, "HALF": 64, "PAIRS": 32, "MIXED": True, "EXTRA": True}
+
+
 @pytest.mark.parametrize("kernel", [heads_fused.heads_forward, heads_fused.heads_backward])
 def test_the_kernels_of_heads_compile(kernel: Any) -> None:
-    wide = ("mix_ptr", "cos_ptr", "sin_ptr", "grad_mix_ptr")
+    wide = ("mix_ptr", "cos_ptr", "sin_ptr", "scale_ptr", "grad_mix_ptr")
     types = {name: "*fp32" if name in wide else "*bf16" for name in kernel.arg_names if name.endswith("_ptr")}
     types |= {"rows": "i32", "sequence": "i32", "eps": "fp32"}
-    constants = {"HEADS": 6, "KV_HEADS": 6, "HALF": 64, "PAIRS": 32, "MIXED": True, "EXTRA": True}
-    for_hopper(kernel, types, constants | {"TOKENS": heads_fused.TOKENS}, warps=heads_fused.WARPS)
+    types = {name: kind for name, kind in types.items() if name in kernel.arg_names}
+    for_hopper(kernel, types, HEADS | {"TOKENS": heads_fused.TOKENS}, warps=heads_fused.WARPS)
+
+
+def test_the_product_of_heads_compiles_for_the_matrix_units_and_fits_the_shared_memory() -> None:
+    kernel, tiles = heads_fused.heads_product, heads_fused.TILES
+    types = {name: "*fp32" for name in kernel.arg_names if name.endswith("_ptr")}
+    types |= {name: f"tensordesc<bf16[{tiles.m},64]>" for name in kernel.arg_names if name.endswith("_desc")}
+    types["x_desc"] = f"tensordesc<bf16[{tiles.m},{tiles.k}]>"
+    types["weight_desc"] = f"tensordesc<bf16[{tiles.heads * 128},{tiles.k}]>"
+    types |= {"rows": "i32", "depth": "i32", "sequence": "i32", "eps": "fp32"}
+    blocks = {"TILE_HEADS": tiles.heads, "BLOCK_M": tiles.m, "BLOCK_K": tiles.k, "GROUP_M": tiles.group}
+    done = for_hopper(kernel, types, HEADS | blocks | {"PROGRAMS": 132}, warps=tiles.warps, stages=tiles.stages)
+    assert "wgmma.mma_async" in done.asm["ptx"]
+    assert (done.metadata.shared + RESERVED_BYTES) * tiles.together <= SHARED_BYTES
 
 
 @pytest.mark.gpu
@@ -107,6 +123,8 @@ def test_mlp_on_a_gpu() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("extra", [True, False])
 def test_heads_on_a_gpu(extra: bool) -> None:
-    shape, share = (6, 6, 128), 0.5
-    found = heads_errors(shape, turning_share=share, mixed=True, extra=extra, sequence=4_096, sequences=2, **BF16)
-    assert max(found) < 1e-2
+    for shape in ((6, 6, 128), (6, 3, 64)):
+        found = heads_errors(
+            shape, turning_share=0.5, mixed=True, extra=extra, sequence=4_096, sequences=2, depth=768, **BF16
+        )
+        assert max(found) < 1e-2

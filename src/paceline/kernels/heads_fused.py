@@ -1,22 +1,57 @@
-"""From a joined projection to the heads that attention takes, in one pass over memory. Plain twin: `model.attention`.
+"""From the stream to the heads of attention: projections, norm, rotary, value mix. Plain twin: `model.attention`.
 
-Queries and keys are normalised and turned, values are mixed with their table's rows; backward, all three write into
-one gradient of the joined projection, so that nothing is concatenated. A GPU is bound by memory here: 3.4 bytes of
-every 4 that the compiler's kernels moved were needed, and they took twice the time of a copy (docs/experiments.md).
+Three projections are one product, and its ending normalises and turns queries and keys and mixes the values, so that
+raw queries and keys never exist: y = turn(x s) with s = (mean x² + ε)^-½ is kept with s, and from both the gradient
+follows: dx = s·turn⁻¹(dy - y·mean(dy·y)), because a rotation keeps inner products. Raw values are kept, which the
+gradient of the mixing scalars needs. Backward, all parts write into one gradient of the joined projection: nothing is
+concatenated. Shapes that the product's tiles cannot hold take the library's product and a kernel for the rest.
 """
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-TOKENS = 16
-"""Tokens of one program, which handles one head of them."""
-WARPS = 4
+TOKENS, WARPS = 16, 4
+"""Tokens of one program of the elementwise kernels, which handles one head of them."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the product is cut: tiles of `m` tokens and `heads` heads, `together` programs on a multiprocessor."""
+
+    m: int = 128
+    k: int = 64
+    heads: int = 2
+    group: int = 16
+    stages: int = 3
+    warps: int = 8
+    together: int = 1
+
+
+TILES = Tiles()
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Heads of queries, heads of keys and of values, and their width."""
+
+    heads: int
+    kv_heads: int
+    width: int
+
+    @property
+    def whole_tiles(self) -> bool:
+        """Whether the product's tiles are cut at the borders of queries, keys and values."""
+        return self.width == 128 and self.heads % TILES.heads == 0 and self.kv_heads % TILES.heads == 0
 
 
 def heads_fused(
-    qkv: Tensor,
+    x: Tensor,
+    weight: Tensor,
     extra: Tensor | None,
     mix: Tensor | None,
     cos: Tensor,
@@ -24,12 +59,143 @@ def heads_fused(
     eps: float,
     shape: tuple[int, int, int],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q (N, H, D), k and v (N, H_kv, D) from qkv (N, (H + 2 H_kv) D), `shape` being (H, H_kv, D).
+    """q (N, H, D), k and v (N, H_kv, D) of x (N, width) by weight ((H + 2 H_kv) D, width), `shape` being (H, H_kv, D).
 
     q and k are RMS-normalised with `eps`, then their first P pairs turned by cos and sin (T, P), N a multiple of T.
     v ← mix[0]·v + mix[1]·extra; without `extra` (N, H_kv, D) only the first term, without `mix` (2,) v itself."""
-    q, k, v = _heads(qkv, extra, mix, cos, sin, eps, *shape)
+    q, k, v, _, _ = _heads(x, weight, extra, mix, cos, sin, eps, *shape)
     return q, k, v
+
+
+@triton.jit
+def turn_back(a, b, cos, sin):
+    """The inverse of the rotation (a cos + b sin, b cos - a sin)."""
+    return a * cos - b * sin, a * sin + b * cos
+
+
+@triton.jit
+def load_angles(cos_ptr, sin_ptr, position, column, inside, PAIRS: tl.constexpr):
+    """Cosines and sines (positions, columns): those of a pair that does not turn are 1 and 0."""
+    turns = inside & (column < PAIRS)
+    angle = position * PAIRS + column
+    cos = tl.load(cos_ptr + angle, mask=turns, other=1.0).to(tl.float32)
+    sin = tl.load(sin_ptr + angle, mask=turns, other=0.0).to(tl.float32)
+    return cos, sin
+
+
+@triton.jit
+def heads_ending(
+    head,  # of the joined projection
+    product,  # (tokens, width) fp32
+    m,
+    q_desc,
+    k_desc,
+    v_desc,
+    own_desc,
+    extra_desc,
+    mix_ptr,
+    cos_ptr,
+    sin_ptr,
+    scale_ptr,
+    rows,
+    sequence,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    PAIRS: tl.constexpr,
+    MIXED: tl.constexpr,
+    EXTRA: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Finish one head of a tile and store it. A pair is an element of either half."""
+    a, b = tl.split(tl.reshape(product, (BLOCK_M, 2, HALF)).permute(0, 2, 1))
+    if head < HEADS + KV_HEADS:
+        row = m + tl.arange(0, BLOCK_M)
+        column = tl.arange(0, HALF)[None, :]
+        inside = (row < rows)[:, None]
+        scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) * (1.0 / (2 * HALF)) + eps)
+        tl.store(scale_ptr + row.to(tl.int64) * (HEADS + KV_HEADS) + head, scale, mask=row < rows)
+        cos, sin = load_angles(cos_ptr, sin_ptr, (row % sequence)[:, None], column, inside, PAIRS)
+        turned_a = (a * cos + b * sin) * scale[:, None]
+        turned_b = (b * cos - a * sin) * scale[:, None]
+        if head < HEADS:
+            q_desc.store([m, head * 2 * HALF], turned_a.to(q_desc.dtype))
+            q_desc.store([m, head * 2 * HALF + HALF], turned_b.to(q_desc.dtype))
+        else:
+            k_desc.store([m, (head - HEADS) * 2 * HALF], turned_a.to(k_desc.dtype))
+            k_desc.store([m, (head - HEADS) * 2 * HALF + HALF], turned_b.to(k_desc.dtype))
+    else:
+        first = (head - HEADS - KV_HEADS) * 2 * HALF
+        if MIXED:
+            own_desc.store([m, first], a.to(own_desc.dtype))
+            own_desc.store([m, first + HALF], b.to(own_desc.dtype))
+            own = tl.load(mix_ptr).to(tl.float32)
+            a *= own
+            b *= own
+        if EXTRA:
+            share = tl.load(mix_ptr + 1).to(tl.float32)
+            a += share * extra_desc.load([m, first]).to(tl.float32)
+            b += share * extra_desc.load([m, first + HALF]).to(tl.float32)
+        v_desc.store([m, first], a.to(v_desc.dtype))
+        v_desc.store([m, first + HALF], b.to(v_desc.dtype))
+
+
+@triton.jit
+def heads_product(
+    x_desc,
+    weight_desc,
+    q_desc,
+    k_desc,
+    v_desc,
+    own_desc,
+    extra_desc,
+    mix_ptr,
+    cos_ptr,
+    sin_ptr,
+    scale_ptr,
+    rows,
+    depth,
+    sequence,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    PAIRS: tl.constexpr,
+    MIXED: tl.constexpr,
+    EXTRA: tl.constexpr,
+    TILE_HEADS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+):
+    """All heads of all rows, in tiles of one or two heads."""
+    row_tiles = tl.cdiv(rows, BLOCK_M)
+    column_tiles: tl.constexpr = (HEADS + 2 * KV_HEADS) // TILE_HEADS
+    for tile in range(tl.program_id(0), row_tiles * column_tiles, PROGRAMS):  # Triton cannot flatten over branches
+        first = (tile // (GROUP_M * column_tiles)) * GROUP_M
+        height = min(row_tiles - first, GROUP_M)
+        m = (first + (tile % (GROUP_M * column_tiles)) % height) * BLOCK_M
+        head = ((tile % (GROUP_M * column_tiles)) // height) * TILE_HEADS
+        product = tl.zeros((BLOCK_M, TILE_HEADS * 2 * HALF), tl.float32)
+        for k in range(0, depth, BLOCK_K):
+            product = tl.dot(x_desc.load([m, k]), weight_desc.load([head * 2 * HALF, k]).T, product)
+        if TILE_HEADS == 1:
+            heads_ending(
+                head, product, m, q_desc, k_desc, v_desc, own_desc, extra_desc, mix_ptr, cos_ptr, sin_ptr, scale_ptr,
+                rows, sequence, eps, HEADS, KV_HEADS, HALF, PAIRS, MIXED, EXTRA, BLOCK_M,
+            )  # fmt: skip
+        else:
+            left, right = tl.split(tl.reshape(product, (BLOCK_M, 2, 2 * HALF)).permute(0, 2, 1))
+            heads_ending(
+                head, left, m, q_desc, k_desc, v_desc, own_desc, extra_desc, mix_ptr, cos_ptr, sin_ptr, scale_ptr,
+                rows, sequence, eps, HEADS, KV_HEADS, HALF, PAIRS, MIXED, EXTRA, BLOCK_M,
+            )  # fmt: skip
+            heads_ending(
+                head + 1, right, m, q_desc, k_desc, v_desc, own_desc, extra_desc, mix_ptr, cos_ptr, sin_ptr, scale_ptr,
+                rows, sequence, eps, HEADS, KV_HEADS, HALF, PAIRS, MIXED, EXTRA, BLOCK_M,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -42,6 +208,8 @@ def heads_forward(
     q_ptr,
     k_ptr,
     v_ptr,
+    own_ptr,
+    scale_ptr,
     rows,
     sequence,
     eps,
@@ -53,24 +221,21 @@ def heads_forward(
     EXTRA: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """One head of the joined projection, for `TOKENS` tokens. Both halves of a head are loaded apart: a pair is one
-    element of each."""
-    row = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
+    """`heads_ending` for a product that lies in memory: one head of TOKENS rows."""
+    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    row = tokens[:, None]
     head = tl.program_id(1)
     column = tl.arange(0, HALF)[None, :]
     inside = (row < rows) & (column < HALF)
-    width: tl.constexpr = (HEADS + 2 * KV_HEADS) * 2 * HALF
-    source = qkv_ptr + row * width + head * (2 * HALF) + column
+    source = qkv_ptr + row * ((HEADS + 2 * KV_HEADS) * 2 * HALF) + head * (2 * HALF) + column
     a = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
     if head < HEADS + KV_HEADS:
-        scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) * (1.0 / (2 * HALF)) + eps)[:, None]
-        turns = inside & (column < PAIRS)
-        angle = (row % sequence) * PAIRS + column
-        cos = tl.load(cos_ptr + angle, mask=turns, other=1.0).to(tl.float32)
-        sin = tl.load(sin_ptr + angle, mask=turns, other=0.0).to(tl.float32)
-        turned_a = (a * cos + b * sin) * scale
-        turned_b = (b * cos - a * sin) * scale
+        scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) * (1.0 / (2 * HALF)) + eps)
+        tl.store(scale_ptr + tokens * (HEADS + KV_HEADS) + head, scale, mask=tokens < rows)
+        cos, sin = load_angles(cos_ptr, sin_ptr, row % sequence, column, inside, PAIRS)
+        turned_a = (a * cos + b * sin) * scale[:, None]
+        turned_b = (b * cos - a * sin) * scale[:, None]
         if head < HEADS:
             place = q_ptr + row * (HEADS * 2 * HALF) + head * (2 * HALF) + column
         else:
@@ -80,6 +245,8 @@ def heads_forward(
     else:
         offset = row * (KV_HEADS * 2 * HALF) + (head - HEADS - KV_HEADS) * (2 * HALF) + column
         if MIXED:
+            tl.store(own_ptr + offset, a.to(own_ptr.dtype.element_ty), mask=inside)
+            tl.store(own_ptr + offset + HALF, b.to(own_ptr.dtype.element_ty), mask=inside)
             own = tl.load(mix_ptr).to(tl.float32)
             a *= own
             b *= own
@@ -96,17 +263,19 @@ def heads_backward(
     grad_q_ptr,
     grad_k_ptr,
     grad_v_ptr,
-    qkv_ptr,
+    q_ptr,
+    k_ptr,
+    own_ptr,
     extra_ptr,
     mix_ptr,
     cos_ptr,
     sin_ptr,
+    scale_ptr,
     grad_qkv_ptr,
     grad_extra_ptr,
     grad_mix_ptr,
     rows,
     sequence,
-    eps,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
@@ -115,34 +284,30 @@ def heads_backward(
     EXTRA: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """The gradient of one head of the joined projection. For y = turn(x s), s = (mean x² + ε)^-½ and d the gradient
-    turned back: dx = s d - x s³ mean(d x). Each program leaves its part of the mixing scalars' gradient in its row of
-    `grad_mix` (programs, 2), to be summed in a fixed order."""
-    row = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
+    """The gradient of one head of the joined projection. Each program leaves its part of the mixing scalars' gradient
+    in its row of `grad_mix` (programs, 2), to be summed in a fixed order."""
+    tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    row = tokens[:, None]
     head = tl.program_id(1)
     column = tl.arange(0, HALF)[None, :]
     inside = (row < rows) & (column < HALF)
-    width: tl.constexpr = (HEADS + 2 * KV_HEADS) * 2 * HALF
-    source = row * width + head * (2 * HALF) + column
-    a = tl.load(qkv_ptr + source, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(qkv_ptr + source + HALF, mask=inside, other=0.0).to(tl.float32)
     if head < HEADS + KV_HEADS:
         if head < HEADS:
-            given = grad_q_ptr + row * (HEADS * 2 * HALF) + head * (2 * HALF) + column
+            offset = row * (HEADS * 2 * HALF) + head * (2 * HALF) + column
+            given, kept = grad_q_ptr + offset, q_ptr + offset
         else:
-            given = grad_k_ptr + row * (KV_HEADS * 2 * HALF) + (head - HEADS) * (2 * HALF) + column
+            offset = row * (KV_HEADS * 2 * HALF) + (head - HEADS) * (2 * HALF) + column
+            given, kept = grad_k_ptr + offset, k_ptr + offset
         da = tl.load(given, mask=inside, other=0.0).to(tl.float32)
         db = tl.load(given + HALF, mask=inside, other=0.0).to(tl.float32)
-        turns = inside & (column < PAIRS)
-        angle = (row % sequence) * PAIRS + column
-        cos = tl.load(cos_ptr + angle, mask=turns, other=1.0).to(tl.float32)
-        sin = tl.load(sin_ptr + angle, mask=turns, other=0.0).to(tl.float32)
-        back_a = da * cos - db * sin
-        back_b = da * sin + db * cos
-        scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) * (1.0 / (2 * HALF)) + eps)[:, None]
-        along = ((tl.sum(back_a * a, 1) + tl.sum(back_b * b, 1)) * (1.0 / (2 * HALF)))[:, None] * scale * scale
-        grad_a = scale * (back_a - a * along)
-        grad_b = scale * (back_b - b * along)
+        a = tl.load(kept, mask=inside, other=0.0).to(tl.float32)
+        b = tl.load(kept + HALF, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.load(scale_ptr + tokens * (HEADS + KV_HEADS) + head, mask=tokens < rows, other=0.0)[:, None]
+        along = ((tl.sum(da * a, 1) + tl.sum(db * b, 1)) * (1.0 / (2 * HALF)))[:, None]
+        cos, sin = load_angles(cos_ptr, sin_ptr, row % sequence, column, inside, PAIRS)
+        back_a, back_b = turn_back(da - a * along, db - b * along, cos, sin)
+        grad_a = back_a * scale
+        grad_b = back_b * scale
     else:
         offset = row * (KV_HEADS * 2 * HALF) + (head - HEADS - KV_HEADS) * (2 * HALF) + column
         grad_a = tl.load(grad_v_ptr + offset, mask=inside, other=0.0).to(tl.float32)
@@ -156,17 +321,120 @@ def heads_backward(
             tl.store(grad_extra_ptr + offset, (share * grad_a).to(grad_extra_ptr.dtype.element_ty), mask=inside)
             tl.store(grad_extra_ptr + offset + HALF, (share * grad_b).to(grad_extra_ptr.dtype.element_ty), mask=inside)
         if MIXED:
+            own_a = tl.load(own_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+            own_b = tl.load(own_ptr + offset + HALF, mask=inside, other=0.0).to(tl.float32)
+            tl.store(grad_mix_ptr + part, tl.sum(grad_a * own_a + grad_b * own_b))
             own = tl.load(mix_ptr).to(tl.float32)
-            tl.store(grad_mix_ptr + part, tl.sum(grad_a * a + grad_b * b))
             grad_a *= own
             grad_b *= own
-    tl.store(grad_qkv_ptr + source, grad_a.to(grad_qkv_ptr.dtype.element_ty), mask=inside)
-    tl.store(grad_qkv_ptr + source + HALF, grad_b.to(grad_qkv_ptr.dtype.element_ty), mask=inside)
+    place = grad_qkv_ptr + row * ((HEADS + 2 * KV_HEADS) * 2 * HALF) + head * (2 * HALF) + column
+    tl.store(place, grad_a.to(grad_qkv_ptr.dtype.element_ty), mask=inside)
+    tl.store(place + HALF, grad_b.to(grad_qkv_ptr.dtype.element_ty), mask=inside)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What the forward pass leaves: heads by row, raw values if they were mixed, scales of the norms."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    own: Tensor
+    scale: Tensor
+
+
+def _empty(x: Tensor, shape: Shape, *, mixed: bool) -> Made:
+    rows, kv = x.size(0), (x.size(0), shape.kv_heads, shape.width)
+    return Made(
+        x.new_empty(rows, shape.heads, shape.width),
+        x.new_empty(kv),
+        x.new_empty(kv),
+        x.new_empty(kv) if mixed else x.new_empty(0),
+        x.new_empty(rows, shape.heads + shape.kv_heads, dtype=torch.float32),
+    )
+
+
+def _switches(shape: Shape, cos: Tensor, extra: Tensor | None, mix: Tensor | None) -> dict[str, int | bool]:
+    """The constants that all kernels take."""
+    return {
+        "HEADS": shape.heads,
+        "KV_HEADS": shape.kv_heads,
+        "HALF": shape.width // 2,
+        "PAIRS": cos.size(1),
+        "MIXED": mix is not None,
+        "EXTRA": extra is not None,
+    }
+
+
+def launch_product(
+    made: Made, x: Tensor, weight: Tensor, extra: Tensor | None, mix: Tensor | None, cos: Tensor, sin: Tensor,
+    eps: float, shape: Shape,
+) -> None:  # fmt: skip
+    """Fill `made` by the product whose ending makes the heads."""
+    tiles, half = TILES, [TILES.m, shape.width // 2]
+
+    def by_row(tensor: Tensor) -> TensorDescriptor:
+        return TensorDescriptor.from_tensor(tensor.view(tensor.size(0), -1), half)
+
+    processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
+    programs = processors * tiles.together
+    heads_product[(programs,)](
+        TensorDescriptor.from_tensor(x, [tiles.m, tiles.k]),
+        TensorDescriptor.from_tensor(weight, [tiles.heads * shape.width, tiles.k]),
+        by_row(made.q),
+        by_row(made.k),
+        by_row(made.v),
+        by_row(made.v if mix is None else made.own),
+        by_row(made.v if extra is None else extra),
+        made.scale if mix is None else mix,
+        cos,
+        sin,
+        made.scale,
+        x.size(0),
+        x.size(1),
+        cos.size(0),
+        eps,
+        **_switches(shape, cos, extra, mix),
+        TILE_HEADS=tiles.heads,
+        BLOCK_M=tiles.m,
+        BLOCK_K=tiles.k,
+        GROUP_M=tiles.group,
+        PROGRAMS=programs,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+
+
+def launch_forward(
+    made: Made, qkv: Tensor, extra: Tensor | None, mix: Tensor | None, cos: Tensor, sin: Tensor, eps: float,
+    shape: Shape,
+) -> None:  # fmt: skip
+    """Fill `made` from a joined projection that lies in memory."""
+    rows = qkv.size(0)
+    heads_forward[(triton.cdiv(rows, TOKENS), shape.heads + 2 * shape.kv_heads)](
+        qkv,
+        qkv if extra is None else extra,
+        made.scale if mix is None else mix,
+        cos,
+        sin,
+        made.q,
+        made.k,
+        made.v,
+        made.v if mix is None else made.own,
+        made.scale,
+        rows,
+        cos.size(0),
+        eps,
+        **_switches(shape, cos, extra, mix),
+        TOKENS=TOKENS,
+        num_warps=WARPS,
+    )
 
 
 @torch.library.custom_op("paceline::heads", mutates_args=())
 def _heads(
-    qkv: Tensor,
+    x: Tensor,
+    weight: Tensor,
     extra: Tensor | None,
     mix: Tensor | None,
     cos: Tensor,
@@ -174,39 +442,22 @@ def _heads(
     eps: float,
     heads: int,
     kv_heads: int,
-    head_dim: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    rows = qkv.size(0)
-    q = qkv.new_empty(rows, heads, head_dim)
-    k, v = (qkv.new_empty(rows, kv_heads, head_dim) for _ in range(2))
-    heads_forward[(triton.cdiv(rows, TOKENS), heads + 2 * kv_heads)](
-        qkv,
-        qkv if extra is None else extra,
-        qkv if mix is None else mix,
-        cos,
-        sin,
-        q,
-        k,
-        v,
-        rows,
-        cos.size(0),
-        eps,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        HALF=head_dim // 2,
-        PAIRS=cos.size(1),
-        MIXED=mix is not None,
-        EXTRA=extra is not None,
-        TOKENS=TOKENS,
-        num_warps=WARPS,
-    )
-    return q, k, v
+    width: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v, and for the backward pass raw values (empty where they are not mixed) and scales."""
+    shape = Shape(heads, kv_heads, width)
+    made = _empty(x, shape, mixed=mix is not None)
+    if shape.whole_tiles:
+        launch_product(made, x, weight, extra, mix, cos, sin, eps, shape)
+    else:
+        launch_forward(made, x @ weight.T, extra, mix, cos, sin, eps, shape)
+    return made.q, made.k, made.v, made.own, made.scale
 
 
 @_heads.register_fake
-def _(qkv, extra, mix, cos, sin, eps, heads, kv_heads, head_dim):
-    kv = (qkv.size(0), kv_heads, head_dim)
-    return qkv.new_empty(qkv.size(0), heads, head_dim), qkv.new_empty(kv), qkv.new_empty(kv)
+def _(x, weight, extra, mix, cos, sin, eps, heads, kv_heads, width):
+    made = _empty(x, Shape(heads, kv_heads, width), mixed=mix is not None)
+    return made.q, made.k, made.v, made.own, made.scale
 
 
 @torch.library.custom_op("paceline::heads_backward", mutates_args=())
@@ -214,65 +465,72 @@ def _heads_backward(
     grad_q: Tensor,
     grad_k: Tensor,
     grad_v: Tensor,
-    qkv: Tensor,
+    x: Tensor,
+    weight: Tensor,
     extra: Tensor | None,
     mix: Tensor | None,
     cos: Tensor,
     sin: Tensor,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of qkv, extra and mix; the last two empty where there is none."""
-    rows, heads, head_dim = grad_q.shape
-    kv_heads = grad_k.size(1)
+    q: Tensor,
+    k: Tensor,
+    own: Tensor,
+    scale: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, weight, extra and mix; the last two empty where there is none."""
+    rows, heads, width = grad_q.shape
+    shape = Shape(heads, grad_k.size(1), width)
     programs = triton.cdiv(rows, TOKENS)
-    grad_qkv = torch.empty_like(qkv)
-    grad_extra = qkv.new_empty(0) if extra is None else torch.empty_like(extra)
-    parts = qkv.new_zeros(programs * kv_heads, 2, dtype=torch.float32)
-    heads_backward[(programs, heads + 2 * kv_heads)](
+    grad_qkv = x.new_empty(rows, weight.size(0))
+    grad_extra = x.new_empty(0) if extra is None else torch.empty_like(extra)
+    parts = x.new_zeros(programs * shape.kv_heads, 2, dtype=torch.float32)
+    heads_backward[(programs, heads + 2 * shape.kv_heads)](
         grad_q.contiguous(),
         grad_k.contiguous(),
         grad_v.contiguous(),
-        qkv,
-        qkv if extra is None else extra,
-        qkv if mix is None else mix,
+        q,
+        k,
+        own,
+        q if extra is None else extra,
+        scale if mix is None else mix,
         cos,
         sin,
+        scale,
         grad_qkv,
         grad_extra,
         parts,
         rows,
         cos.size(0),
-        eps,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        HALF=head_dim // 2,
-        PAIRS=cos.size(1),
-        MIXED=mix is not None,
-        EXTRA=extra is not None,
+        **_switches(shape, cos, extra, mix),
         TOKENS=TOKENS,
         num_warps=WARPS,
     )
-    return grad_qkv, grad_extra, qkv.new_empty(0) if mix is None else parts.sum(0).to(mix.dtype)
+    grad_mix = x.new_empty(0) if mix is None else parts.sum(0).to(mix.dtype)
+    return grad_qkv @ weight, grad_qkv.T @ x, grad_extra, grad_mix
 
 
 @_heads_backward.register_fake
-def _(grad_q, grad_k, grad_v, qkv, extra, mix, cos, sin, eps):
-    grads = (qkv.new_empty(0) if tensor is None else torch.empty_like(tensor) for tensor in (extra, mix))
-    return torch.empty_like(qkv), *grads
+def _(grad_q, grad_k, grad_v, x, weight, extra, mix, cos, sin, q, k, own, scale):
+    grads = (x.new_empty(0) if tensor is None else torch.empty_like(tensor) for tensor in (extra, mix))
+    return torch.empty_like(x), torch.empty_like(weight), *grads
 
 
 def _keep(ctx, inputs, output):
-    qkv, extra, mix, cos, sin, ctx.eps, *_ = inputs
+    x, weight, extra, mix, cos, sin, *_ = inputs
+    q, k, _, own, scale = output
     ctx.has_extra, ctx.has_mix = extra is not None, mix is not None
-    ctx.save_for_backward(qkv, *(tensor for tensor in (extra, mix) if tensor is not None), cos, sin)
+    optional = (tensor for tensor in (extra, mix) if tensor is not None)
+    ctx.save_for_backward(x, weight, cos, sin, q, k, own, scale, *optional)
 
 
-def _backward(ctx, grad_q, grad_k, grad_v):
-    qkv, *optional, cos, sin = ctx.saved_tensors
+def _backward(ctx, grad_q, grad_k, grad_v, _own, _scale):
+    x, weight, cos, sin, q, k, own, scale, *optional = ctx.saved_tensors
     extra = optional.pop(0) if ctx.has_extra else None
     mix = optional.pop(0) if ctx.has_mix else None
-    grad_qkv, grad_extra, grad_mix = _heads_backward(grad_q, grad_k, grad_v, qkv, extra, mix, cos, sin, ctx.eps)
-    return grad_qkv, grad_extra if ctx.has_extra else None, grad_mix if ctx.has_mix else None, *(None,) * 6
+    grad_x, grad_weight, grad_extra, grad_mix = _heads_backward(
+        grad_q, grad_k, grad_v, x, weight, extra, mix, cos, sin, q, k, own, scale
+    )
+    optional_grads = (grad_extra if ctx.has_extra else None, grad_mix if ctx.has_mix else None)
+    return grad_x, grad_weight, *optional_grads, *(None,) * 6
 
 
 _heads.register_autograd(_backward, setup_context=_keep)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.core.units import BLOCK_TOKENS, round_up
@@ -75,10 +74,19 @@ PLANS: dict[str, Plan] = {"reference": plan_reference, "flex": plan_flex}
 """Back ends of plain PyTorch by the names that `--attention.backend` and the probe use."""
 
 
+WINDOW_ON_HOST = ("varlen", "fa3")
+"""Back ends that launch with the window as a number: where it lies on the device, they wait for it in every layer."""
+
+
 def plan_named(name: str) -> Plan:
-    """A back end by name; `ranges` needs Triton, hence the import here, and a model without a `ranges_misfit`."""
-    if name != "ranges":
+    """A back end by name. `ranges` needs Triton, hence the imports here, and a model without a `ranges_misfit`; the
+    others in turn one without a `packed_misfit`."""
+    if name in PLANS:
         return PLANS[name]
+    return _plan_packed(name) if name in WINDOW_ON_HOST else _plan_ranges()
+
+
+def _plan_ranges() -> Plan:
     from paceline.kernels.attention_ranges import attend_ranges
 
     def plan_ranges(config: ModelConfig, documents_BT: Tensor | None, tokens: int, window: Tensor) -> Attend:
@@ -90,6 +98,31 @@ def plan_named(name: str) -> Plan:
         return lambda _, q, k, v: attend_ranges(q, k, v, ranges.first_key, ranges.end_query, scale=scale)
 
     return plan_ranges
+
+
+def _plan_packed(library: str) -> Plan:
+    from paceline.kernels.attention_packed import attend_packed, segment_starts, sequence_starts
+
+    def plan_packed(config: ModelConfig, documents_BT: Tensor | None, tokens: int, window: Tensor) -> Attend:
+        """Attention by FlashAttention, each document a segment."""
+        rule, scale = MaskRule.of(config), config.head_dim**-0.5
+        limit = window if rule.window_in_tokens else None
+        starts = None if documents_BT is None else segment_starts(documents_BT)
+
+        def attend(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            segments = sequence_starts(q.size(0), tokens, q.device) if starts is None else starts
+            return attend_packed(q, k, v, segments, limit, scale=scale, library=library)
+
+        return attend
+
+    return plan_packed
+
+
+def packed_misfit(config: ModelConfig) -> str | None:
+    """Why FlashAttention over packed documents cannot compute such a model's attention, or None."""
+    if MaskRule.of(config).window_in_blocks:
+        return f"it counts a window in tokens from the query back, not --model.window.unit {config.window.unit}"
+    return ranges_misfit(config)
 
 
 def ranges_misfit(config: ModelConfig) -> str | None:
@@ -172,11 +205,9 @@ class SelfAttention(nn.Module):
             v.unflatten(-1, (c.kv_heads, c.head_dim)),
         )
 
-    def project_at_once(self, x: Tensor) -> Tensor:
-        """The three projections as one product, (B·T, (H + 2 H_kv) D), whether their matrices are one or three."""
-        dtype = torch_dtype(self.config.precision.compute)
-        weight = self.qkv if self.config.qkv == "fused" else torch.cat([self.query, self.key, self.value])
-        return F.linear(x.flatten(0, -2).to(dtype), weight.to(dtype))
+    def joined_projection(self) -> Tensor:
+        """The three projections as one matrix ((H + 2 H_kv) D, width), whether they are kept as one or as three."""
+        return self.qkv if self.config.qkv == "fused" else torch.cat([self.query, self.key, self.value])
 
     def mix_values(self, v: Tensor, extra: Tensor | None) -> Tensor:
         if self.config.value_lambdas == 1:
@@ -213,7 +244,9 @@ def make_heads_named(name: str) -> MakeHeads:
         mix = None if c.value_path == "plain" else layer.value_mix
         rows = None if extra is None else extra.flatten(0, 1)
         shape = (c.num_heads, c.kv_heads, c.head_dim)
-        q, k, v = heads_fused(layer.project_at_once(x), rows, mix, turn.cos, turn.sin, c.qk_norm_eps, shape)
+        dtype = torch_dtype(c.precision.compute)
+        stream, weight = x.flatten(0, -2).to(dtype), layer.joined_projection().to(dtype)
+        q, k, v = heads_fused(stream, weight, rows, mix, turn.cos, turn.sin, c.qk_norm_eps, shape)
         return *(heads.unflatten(0, x.shape[:-1]) for heads in (q, k, v)), None
 
     return fused
