@@ -61,7 +61,7 @@ def test_bf16_is_fp32_arithmetic_rounded_once(shape: list[int], step: int, lr: f
     param = nn.Parameter(seeded(*shape, seed=seed, dtype=torch.bfloat16))
     adam = of(param, AdamConfig(weight_decay=decay))
     slots = adam.state()
-    m, v = slots["adam.exp_avg.w"][0], slots["adam.exp_avg_sq.w"][0]
+    m, v = slots["adam.exp_avg.w"].pieces[0], slots["adam.exp_avg_sq.w"].pieces[0]
     m.copy_(seeded(*shape, seed=seed + 1))
     v.copy_(seeded(*shape, seed=seed + 2).square())
     param.grad = seeded(*shape, seed=seed + 3, dtype=torch.bfloat16)
@@ -90,7 +90,7 @@ def test_mixed_formats_in_one_class_each_keep_theirs() -> None:
     adam.step(step=1, lr_scale=0.25)
     for name, param in params.items():
         assert_close(param.detach(), before[name] - 0.25, rtol=2**-8, atol=2**-8)
-        assert adam.state()[f"adam.exp_avg.{name}"][0].dtype == param.dtype
+        assert adam.state()[f"adam.exp_avg.{name}"].dtype == param.dtype
 
 
 def test_no_gradient_counts_as_a_zero_gradient() -> None:

@@ -3,10 +3,13 @@
 Each is done by the first so many of them, which form a group of their own; the others go ahead. What they see goes into
 one file per experiment and rank, and the tests judge it."""
 
+import contextlib
 import faulthandler
 import gc
+import itertools
 import os
 import pickle
+import shutil
 import signal
 import sys
 import weakref
@@ -23,10 +26,12 @@ from torch import Tensor
 
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.data.feed import DeviceBatch
+from paceline.optim import muon
 from paceline.parallel import gradients
 from paceline.parallel.gradients import add_up
 from paceline.parallel.matrices import share_over
 from paceline.parallel.ranks import Ranks, Vote, joined, ranks_from_environment
+from paceline.parallel.tables import SharedTables
 from paceline.train import loop
 from paceline.train.assemble import assemble, inspect_machine
 from paceline.train.config import RunConfig
@@ -54,13 +59,14 @@ class Watch:
         self.exchanged: list[int] = []
         """Gradient elements that went through the exchange, by step."""
         self.in_buckets: list[tuple[int, int, int]] = []
-        """Gradients whose memory is a bucket's: before the step and after it, of so many."""
+        """Gradients whose memory is a bucket's: before the step and after it, of so many that are not tables'."""
         self._buckets: set[int] = set()
 
     def __enter__(self) -> "Watch":
         self._patches = [
             patch.object(loop, "accumulate_gradient", self._gradient),
             patch.object(gradients, "add_up", self._exchange),
+            patch.object(SharedTables, "start_sums", self._sum_tables(SharedTables.start_sums)),
         ]
         for each in self._patches:
             each.start()
@@ -75,6 +81,13 @@ class Watch:
         self._buckets.add(bucket.buffer().untyped_storage().data_ptr())
         return add_up(state, bucket)
 
+    def _sum_tables(self, start_sums: Callable[[SharedTables], None]) -> Callable[[SharedTables], None]:
+        def counted(tables: SharedTables) -> None:
+            self.exchanged[-1] += sum(table.numel() for table in tables.params)
+            start_sums(tables)
+
+        return counted
+
     def _gradient(self, model: torch.nn.Module, batch: DeviceBatch, window: Tensor, **options: Any) -> Tensor:
         self.at_step(len(self.tokens))
         self.model = weakref.ref(model)
@@ -83,7 +96,9 @@ class Watch:
         before = self._held(model)
         self._buckets.clear()
         loss = accumulate_gradient(model, batch, window, **options)
-        self.in_buckets.append((before, self._held(model), sum(p.requires_grad for p in model.parameters())))
+        tables = {id(table) for table in model.tables.params} if isinstance(model, gradients.Replica) else set()
+        asking = [p for p in model.parameters() if p.requires_grad and id(p) not in tables]
+        self.in_buckets.append((before, self._held(model), len(asking)))
         return loss
 
     def _held(self, model: torch.nn.Module) -> int:
@@ -156,7 +171,39 @@ def matrices(ranks: Ranks) -> dict[str, Any]:
 
     given = [torch.arange(n * r * c, dtype=torch.float32).view(n, r, c) for n, r, c in STACKS]
     with joined(ranks, CPU, timeout_s=60):
-        return {"stacks": share_over(ranks)(doubled, given), "worked": sum(worked)}
+        return {"stacks": list(share_over(ranks)(doubled, given)), "worked": sum(worked)}
+
+
+def order_of_a_step(config: RunConfig, folder: Path, ranks: Ranks) -> list[str]:
+    """What happens to tables and matrices after the backward pass of one step, in order."""
+    seen: list[str] = []
+
+    def noting(owner: Any, name: str) -> Any:
+        original = getattr(owner, name)
+
+        def noted(*arguments: Any, **options: Any) -> Any:
+            seen.append(name)
+            return original(*arguments, **options)
+
+        return patch.object(owner, name, noted)
+
+    watched = ("start_sums", "await_gradients", "start_gather", "finish_gathers")
+    with contextlib.ExitStack() as stack:
+        for name in watched:
+            stack.enter_context(noting(SharedTables, name))
+        for name in ("nesterov_", "move_"):
+            stack.enter_context(noting(muon, name))
+        start_run(replace(config, steps=1), RunFolder(folder), preset=config, ranks=ranks)
+    return [name for name, _ in itertools.groupby(seen)]
+
+
+def resumed(config: RunConfig, cut: Path, folder: Path, ranks: Ranks) -> dict[str, Any]:
+    """A run that other ranks have left behind, continued by these."""
+    if ranks.first:
+        shutil.copytree(cut, folder)
+    done = resume_run(config, RunFolder(folder), ranks)
+    moments = {name: slot.kept().numel() for name, slot in done.parts.optimizer._slots().items() if "adam" in name}
+    return {"weights": weights_of(done.parts.model), "moments": moments}
 
 
 def votes(ranks: Ranks) -> list[bool]:
@@ -194,6 +241,15 @@ def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Cal
         run(f"padded-{world}", world, padded)
         run(f"measured-{world}", world, measured)
         run(f"residual-{world}", world, residual)
+    sharded = replace(whole, parallel=replace(whole.parallel, shard_adam=True))
+    run("sharded-3", 3, sharded)
+    clipped = replace(whole, steps=3, optim=replace(whole.optim, clip_norm=1e-3))
+    run("clipped-2", 2, clipped)
+    run("clipped-sharded-2", 2, replace(clipped, parallel=sharded.parallel))
+    run("cut-3", 3, replace(sharded, train=replace(whole.train, stop_after=5)))
+    for world in range(1, largest + 1):
+        found[f"resumed-{world}"] = world, partial(resumed, sharded, out / "cut-3", out / f"resumed-{world}")
+    found["order"] = 2, partial(order_of_a_step, sharded, out / "order")
     found["stopped"] = 2, lambda ranks: stopped_and_resumed(plain, out / "stopped", ranks)
     found["votes"] = 3, votes
     for broadcast in (True, False):

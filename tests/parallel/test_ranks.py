@@ -16,6 +16,7 @@ from paceline.parallel.gradients import replicate
 from paceline.parallel.matrices import deal, share_over
 from paceline.parallel.ranks import ALONE, Ranks, Vote, joined, ranks_from_environment
 from paceline.parallel.share import share_of_batch
+from paceline.parallel.tables import rows_of
 from paceline.train.assemble import inspect_machine
 from train.tiny import tiny_config
 
@@ -102,6 +103,12 @@ def test_every_matrix_is_dealt_once_and_no_rank_has_two_more_than_another(counts
         assert [i for share in shares for i in range(count)[share]] == list(range(count))
     totals = [sum(shares[rank].stop - shares[rank].start for shares in dealt) for rank in range(world)]
     assert max(totals) - min(totals) <= 1
+
+
+@given(rows=integers(1, 300), world=integers(1, 40))
+def test_every_row_of_a_table_has_one_rank(rows: int, world: int) -> None:
+    dealt = [rows_of(rank, world, rows) for rank in range(world)]
+    assert [row for share in dealt for row in range(rows)[share]] == list(range(rows))
 
 
 def test_record_18_on_eight_ranks() -> None:

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.checkpoint import store
+from paceline.checkpoint.run_folder import RunFolder
 from paceline.metrics.card import read_card
 from paceline.metrics.records import EvalRecord, StepRecord, read_metrics
 from parallel.launch import torchrun
@@ -161,6 +163,48 @@ def test_shared_matrices_are_all_of_them_each_done_once(series: Series) -> None:
         worked = [rank["worked"] for rank in ranks]
         assert sum(worked) == sum(count for count, _, _ in STACKS)
         assert max(worked) - min(worked) <= 1
+
+
+# ---- the large tables
+
+
+def test_shared_rows_of_the_tables_make_the_same_bits(series: Series) -> None:
+    whole = series.seen("whole-3")[0]["weights"]
+    for rank in series.seen("sharded-3"):
+        assert all(torch.equal(rank["weights"][name], whole[name]) for name in whole)
+    assert series.losses("sharded-3") == series.losses("whole-3")
+    assert weights_equal(series, "clipped-sharded-2", "clipped-2")
+    assert not weights_equal(series, "clipped-2", "whole-2")
+
+
+def weights_equal(series: Series, one: str, other: str) -> bool:
+    first, second = (series.seen(name)[0]["weights"] for name in (one, other))
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_checkpoint_is_the_same_file_however_rows_are_shared(series: Series) -> None:
+    shared, plain = (RunFolder(series.folder / name).checkpoint(STEPS) for name in ("sharded-3", "whole-3"))
+    for file in store.FILES[:2]:
+        assert (shared / file).read_bytes() == (plain / file).read_bytes()
+
+
+def test_any_number_of_ranks_goes_on_where_three_with_shared_rows_were_cut(series: Series) -> None:
+    assert len(series.records("cut-3")[0]) == 5
+    alone = series.seen("resumed-1")[0]
+    for world in (1, *series.worlds):
+        ranks = series.seen(f"resumed-{world}")
+        assert series.losses(f"resumed-{world}") == pytest.approx(series.losses("whole-3"), rel=2e-6)
+        assert distance(ranks[0]["weights"], alone["weights"]) < 2e-5
+        for name, elements in alone["moments"].items():
+            kept = [rank["moments"][name] for rank in ranks]
+            shared = name.endswith(".head") or ".embeddings." in name
+            assert sum(kept) == (elements if shared else elements * world), name
+
+
+def test_tables_travel_while_muon_works(series: Series) -> None:
+    """Their gradients are not waited for before the matrices' update begins, nor their rows before it ends."""
+    for seen in series.seen("order"):
+        assert seen[:6] == ["start_sums", "nesterov_", "await_gradients", "start_gather", "move_", "finish_gathers"]
 
 
 # ---- stopping, and the files

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.optim.config import AdamConfig
+from paceline.optim.slots import Slot
+from paceline.optim.tables import AllHere, Tables
 
 
 def adam_(
@@ -45,38 +47,61 @@ def adam_(
 
 
 class AdamGroup:
-    """Parameters of one rate, dtype and device, and their two moments, which exist from construction on."""
+    """Parameters of one rate, dtype and device, and their two moments, which exist from construction on: of a shared
+    table, only this process's rows."""
 
-    def __init__(self, params: Mapping[str, nn.Parameter], lr: float) -> None:
-        self.names = list(params)
-        self.params: list[Tensor] = list(params.values())
+    def __init__(self, params: Mapping[str, nn.Parameter], lr: float, tables: Tables) -> None:
+        self.params = dict(params)
+        self.rows = {name: rows for name, param in params.items() if (rows := tables.rows(param)) is not None}
         self.lr = lr
-        self.exp_avgs = [torch.zeros_like(param, memory_format=torch.contiguous_format) for param in self.params]
-        self.exp_avg_sqs = [torch.zeros_like(param, memory_format=torch.contiguous_format) for param in self.params]
+        self.weights = [self._own(name, param.detach()) for name, param in params.items()]
+        self.exp_avgs = [torch.zeros_like(own, memory_format=torch.contiguous_format) for own in self.weights]
+        self.exp_avg_sqs = [torch.zeros_like(own, memory_format=torch.contiguous_format) for own in self.weights]
 
     def grads(self) -> list[Tensor]:
-        return [torch.zeros_like(param) if param.grad is None else param.grad for param in self.params]
+        return [
+            torch.zeros_like(own) if param.grad is None else self._own(name, param.grad)
+            for own, (name, param) in zip(self.weights, self.params.items(), strict=True)
+        ]
+
+    def slots(self, moments: list[Tensor]) -> dict[str, Slot]:
+        """By parameter."""
+        return {
+            name: Slot([own], param, self.rows[name]) if name in self.rows else Slot([own])
+            for own, (name, param) in zip(moments, self.params.items(), strict=True)
+        }
+
+    def _own(self, name: str, tensor: Tensor) -> Tensor:
+        return tensor[self.rows[name]] if name in self.rows else tensor
 
 
 class Adam:
-    """One optimizer object: classes of parameters, each with its rate."""
+    """One optimizer object: classes of parameters, each with its rate. Of `tables` that processes share it moves the
+    own rows and begins to gather the others; who called `step` finishes that."""
 
-    def __init__(self, classes: Iterable[tuple[Mapping[str, nn.Parameter], float]], config: AdamConfig) -> None:
+    def __init__(
+        self,
+        classes: Iterable[tuple[Mapping[str, nn.Parameter], float]],
+        config: AdamConfig,
+        tables: Tables | None = None,
+    ) -> None:
         self.config = config
-        self.groups = [AdamGroup(params, lr) for named, lr in classes for params in _by_format(named)]
+        self.tables = tables or AllHere()
+        self.groups = [AdamGroup(params, lr, self.tables) for named, lr in classes for params in _by_format(named)]
 
     def step(self, *, step: int, lr_scale: float) -> None:
         for group in self.groups:
             lr = group.lr * lr_scale
-            adam_(group.params, group.grads(), group.exp_avgs, group.exp_avg_sqs, step=step, lr=lr, config=self.config)
+            adam_(group.weights, group.grads(), group.exp_avgs, group.exp_avg_sqs, step=step, lr=lr, config=self.config)
+            for name in group.rows:
+                self.tables.start_gather(group.params[name])
 
-    def state(self) -> dict[str, list[Tensor]]:
-        """Slot name to the buffer that holds it."""
-        found: dict[str, list[Tensor]] = {}
+    def state(self) -> dict[str, Slot]:
+        found: dict[str, Slot] = {}
         for group in self.groups:
-            for slot in ("exp_avg", "exp_avg_sq"):
-                tensors = getattr(group, f"{slot}s")
-                found |= {f"adam.{slot}.{name}": [tensor] for name, tensor in zip(group.names, tensors, strict=True)}
+            for kind in ("exp_avg", "exp_avg_sq"):
+                slots = group.slots(getattr(group, f"{kind}s"))
+                found |= {f"adam.{kind}.{name}": slot for name, slot in slots.items()}
         return found
 
 

@@ -17,11 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from paceline.optim.config import MuonConfig
+from paceline.optim.slots import Slot
 
 Orthogonalise = Callable[[Tensor], Tensor]
 """Directions (n, r, c) to orthogonal factors (n, r, c), each matrix independent of the others."""
-ShareWork = Callable[[Orthogonalise, list[Tensor]], list[Tensor]]
-"""Decides which process orthogonalises which matrices and returns every stack complete on every process."""
+ShareWork = Callable[[Orthogonalise, list[Tensor]], Iterable[Tensor]]
+"""Decides which process orthogonalises which matrices. The work is done when it returns; every stack, complete on every
+process, may still be on its way until it is taken."""
 
 
 def all_here(orthogonalise: Orthogonalise, directions: list[Tensor]) -> list[Tensor]:
@@ -105,16 +107,18 @@ class Muon:
         slot_of = dict(pair for stack in self.stacks for pair in zip(stack.members, stack.momentum, strict=True))
         self.slots = {name: [slot_of[member] for member in group] for name, group in members.items()}
 
-    def step(self, *, lr: float, momentum: float) -> None:
+    def step(self, *, lr: float, momentum: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """`meanwhile` is called when this process has done its share and others' results may be on their way."""
         form, rule = self.config.momentum_form, self.config.scale_rule
         directions = [nesterov_(stack.momentum, stack.grads(), momentum, form=form) for stack in self.stacks]
-        for stack, X in zip(self.stacks, self.share_work(self.orthogonalise, directions), strict=True):
+        orthogonal = self.share_work(self.orthogonalise, directions)
+        meanwhile()
+        for stack, X in zip(self.stacks, orthogonal, strict=True):
             factor = shape_factor(stack.rows, stack.cols, rule)
             move_(stack.weights(), X, lr=lr, factor=factor, weight_decay=self.config.weight_decay)
 
-    def state(self) -> dict[str, list[Tensor]]:
-        """Slot name to the buffers that make it up, one after another by rows."""
-        return {f"muon.momentum.{name}": slots for name, slots in self.slots.items()}
+    def state(self) -> dict[str, Slot]:
+        return {f"muon.momentum.{name}": Slot(buffers) for name, buffers in self.slots.items()}
 
 
 def _members(name: str, param: nn.Parameter, parts: int | Sequence[int]) -> list[Member]:

@@ -17,6 +17,8 @@ from paceline.optim.adam import Adam
 from paceline.optim.config import AdamConfig, MuonConfig, OptimConfig
 from paceline.optim.muon import Muon, Orthogonalise, ShareWork, all_here
 from paceline.optim.newton_schulz import orthogonalise, orthogonalise_symmetric
+from paceline.optim.slots import Slot
+from paceline.optim.tables import AllHere, Tables
 
 ParamClass = Literal["matrices", "embeddings", "head", "scalars"]
 NamedParams = Mapping[str, nn.Parameter]
@@ -28,7 +30,8 @@ class Optimizer:
     `parts` names fused matrices: how many equal parts they have, or the rows of each. Without `bf16_products` the
     Newton–Schulz iteration runs in fp32 whatever the config asks. `compiled` compiles that iteration; rates and
     momentum stay outside of it, so nothing recompiles when they change. `fused` takes kernels that compute symmetric
-    products once, where they know the config. `share_work` spreads the iteration over processes."""
+    products once, where they know the config. `share_work` spreads the iteration over processes,
+    `tables` Adam's work on the large tables."""
 
     def __init__(
         self,
@@ -40,6 +43,7 @@ class Optimizer:
         compiled: bool = False,
         fused: bool = False,
         share_work: ShareWork = all_here,
+        tables: Tables | None = None,
     ) -> None:
         _check_names(params, parts or {})
         self.config = config
@@ -49,7 +53,8 @@ class Optimizer:
         by_adam = {kind: named for kind, named in self.classes.items() if named is not by_muon}
         newton_schulz = _newton_schulz(config.muon, bf16_products=bf16_products, compiled=compiled, fused=fused)
         self._muon = Muon(by_muon, config.muon, parts=parts or {}, orthogonalise=newton_schulz, share_work=share_work)
-        self._adams = _adams(by_adam, config.adam)
+        self._tables = tables or AllHere()
+        self._adams = _adams(by_adam, config.adam, self._tables)
 
     @torch.no_grad()
     def step(self, *, lr_scale: float, momentum: float) -> None:
@@ -60,7 +65,13 @@ class Optimizer:
         if self.config.clip_norm is not None:
             self._clip(self.config.clip_norm)
         self.steps_taken += 1
-        self._muon.step(lr=self.config.muon.lr * lr_scale, momentum=momentum)
+        lr = self.config.muon.lr * lr_scale
+        self._muon.step(lr=lr, momentum=momentum, meanwhile=partial(self._step_adam, lr_scale))
+        self._tables.finish_gathers()
+
+    def _step_adam(self, lr_scale: float) -> None:
+        """Between Muon's work and its moves: tables' gradients travel during the one, their rows during the other."""
+        self._tables.await_gradients()
         for adam in self._adams:
             adam.step(step=self.steps_taken, lr_scale=lr_scale)
 
@@ -84,26 +95,33 @@ class Optimizer:
         """Norm of all gradients as one vector, fp32, 0-D, on their device."""
         return global_norm(self._grads())
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self, *, wanted: bool = True) -> dict[str, Tensor]:
         """The whole state by name, one entry per parameter and slot whatever the stacking. Copies: later steps do not
-        change them. The names are there before the first step."""
-        slots = {name: _whole(pieces).clone() for name, pieces in self._slots().items()}
-        return {"step": torch.tensor(self.steps_taken), **slots}
+        change them. The names are there before the first step. Where tables are shared all processes must call this;
+        those that do not want the state help and get nothing."""
+        state = {"step": torch.tensor(self.steps_taken)} if wanted else {}
+        for name, slot in self._slots().items():
+            if slot.table is not None:
+                whole = self._tables.whole(slot.kept(), slot.table)
+                state |= {name: whole.cpu()} if wanted else {}  # to the host: a device need hold one at a time
+            elif wanted:
+                state[name] = slot.kept().clone()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a `state_dict`, bit for bit. Names, shapes and dtypes must all fit; else nothing is changed."""
         slots = self._slots()
-        _check_state(state, {"step": torch.tensor(0), **{name: _whole(pieces) for name, pieces in slots.items()}})
+        _check_state(state, {"step": Slot([torch.tensor(0)]), **slots})
         self.steps_taken = int(state["step"].item())
-        for name, pieces in slots.items():
-            _fill(pieces, state[name])
+        for name, slot in slots.items():
+            slot.fill(state[name])
 
     def _clip(self, clip_norm: float) -> None:
         grads = self._grads()
         scale = (clip_norm / (global_norm(grads) + 1e-6)).clamp(max=1.0)  # 1e-6: as torch.nn.utils.clip_grad_norm_
         torch._foreach_mul_(grads, scale)
 
-    def _slots(self) -> dict[str, list[Tensor]]:
+    def _slots(self) -> dict[str, Slot]:
         slots = self._muon.state()
         for adam in self._adams:
             slots |= adam.state()
@@ -113,6 +131,7 @@ class Optimizer:
         return [param for named in self.classes.values() for param in named.values()]
 
     def _grads(self) -> list[Tensor]:
+        self._tables.await_gradients()
         return [param.grad for param in self._all_params() if param.grad is not None]
 
 
@@ -129,22 +148,6 @@ def _ratio(before: list[Tensor], after: list[Tensor]) -> Tensor:
     return torch.where(update_norm > 0, update_norm / global_norm(after), 0.0)
 
 
-def _whole(pieces: list[Tensor]) -> Tensor:
-    """A slot as one tensor of its parameter's shape, though its parts may live in different stacks."""
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-
-def _fill(pieces: list[Tensor], whole: Tensor) -> None:
-    """The inverse of `_whole`, into the buffers."""
-    if len(pieces) == 1:
-        pieces[0].copy_(whole)
-        return
-    start = 0
-    for piece in pieces:
-        piece.copy_(whole[start : start + len(piece)])
-        start += len(piece)
-
-
 def _newton_schulz(muon: MuonConfig, *, bf16_products: bool, compiled: bool, fused: bool) -> Orthogonalise:
     dtype = torch.bfloat16 if muon.ns_dtype == "bf16" and bf16_products else torch.float32
     if fused and dtype == torch.bfloat16 and muon.ns_association == "polynomial_first":
@@ -155,7 +158,7 @@ def _newton_schulz(muon: MuonConfig, *, bf16_products: bool, compiled: bool, fus
     )
 
 
-def _adams(classes: Mapping[ParamClass, NamedParams], adam: AdamConfig) -> list[Adam]:
+def _adams(classes: Mapping[ParamClass, NamedParams], adam: AdamConfig, tables: Tables) -> list[Adam]:
     """Adam objects for these classes: one for all, or one each, which gives the same numbers."""
     rates = {
         "matrices": adam.matrix_lr,
@@ -164,7 +167,8 @@ def _adams(classes: Mapping[ParamClass, NamedParams], adam: AdamConfig) -> list[
         "scalars": adam.scalar_lr,
     }
     groups = [(named, rates[kind]) for kind, named in classes.items()]
-    return [Adam(groups, adam)] if adam.grouping == "one" else [Adam([group], adam) for group in groups]
+    objects = [groups] if adam.grouping == "one" else [[group] for group in groups]
+    return [Adam(its_groups, adam, tables) for its_groups in objects]
 
 
 def _check_names(params: Mapping[ParamClass, NamedParams], parts: Mapping[str, object]) -> None:
@@ -176,7 +180,7 @@ def _check_names(params: Mapping[ParamClass, NamedParams], parts: Mapping[str, o
         raise ValueError(f"parts are given for {', '.join(sorted(unknown))}, which is not among the matrices")
 
 
-def _check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+def _check_state(state: Mapping[str, Tensor], own: Mapping[str, Slot]) -> None:
     if missing := sorted(set(own) - set(state)):
         raise RunError(
             f"optimizer state lacks {missing[0]} ({len(missing)} missing in all): it was written by another model or "
@@ -187,9 +191,9 @@ def _check_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None
             f"optimizer state has {unknown[0]} ({len(unknown)} unknown in all), for which this run has no place; "
             f"resume with the config that wrote it"
         )
-    for name, tensor in own.items():
-        if (state[name].shape, state[name].dtype) != (tensor.shape, tensor.dtype):
+    for name, slot in own.items():
+        if (state[name].shape, state[name].dtype) != (slot.shape, slot.dtype):
             raise RunError(
                 f"optimizer state {name} is {state[name].dtype} {tuple(state[name].shape)}, but this run needs "
-                f"{tensor.dtype} {tuple(tensor.shape)}; resume with the config that wrote it"
+                f"{slot.dtype} {tuple(slot.shape)}; resume with the config that wrote it"
             )

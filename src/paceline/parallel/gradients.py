@@ -10,8 +10,7 @@ Each rank's gradient is its share of the mean over the global batch, so ranks ad
 
 import contextlib
 import inspect
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -22,17 +21,37 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.parallel.config import ParallelConfig
 from paceline.parallel.ranks import Ranks
+from paceline.parallel.tables import SharedTables
 
 
-def replicate(model: nn.Module, ranks: Ranks, config: ParallelConfig) -> nn.Module:
+class Replica(DistributedDataParallel):
+    """The wrapper, and the tables that it leaves alone."""
+
+    tables: SharedTables | None = None
+
+
+def replicate(model: nn.Module, ranks: Ranks, config: ParallelConfig, tables: SharedTables | None = None) -> nn.Module:
     """A model whose backward pass ends with the sum of all ranks' gradients in every `.grad`; alone, `model` itself.
-    The weights become those of the first rank."""
+    Those of `tables` only begin to be added up then. The weights become those of the first rank."""
     if ranks.world == 1:
         return model
     options: dict[str, Any] = {_buffer_option(): config.broadcast_buffers}
-    replica = DistributedDataParallel(model, gradient_as_bucket_view=config.bucket_views, **options)
+    with _asking_for_none(tables.params if tables else []):  # such parameters get no place in a bucket
+        replica = Replica(model, gradient_as_bucket_view=config.bucket_views, **options)
     replica.register_comm_hook(None, add_up)
+    replica.tables = tables
     return replica
+
+
+@contextlib.contextmanager
+def _asking_for_none(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Meanwhile these ask for no gradient."""
+    asking = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter in asking:
+        parameter.requires_grad_(False)
+    yield
+    for parameter in asking:
+        parameter.requires_grad_(True)
 
 
 def _buffer_option() -> str:
@@ -48,12 +67,19 @@ def add_up(_: object, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignor
     return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
 
 
-def exchange(model: nn.Module, *, now: bool) -> AbstractContextManager[object]:
+@contextlib.contextmanager
+def exchange(model: nn.Module, *, now: bool) -> Iterator[None]:
     """Around forward and backward pass of a micro-batch: whether its backward pass ends with the exchange, which then
-    includes what earlier ones have left in `.grad`."""
-    if now or not isinstance(model, DistributedDataParallel):
-        return contextlib.nullcontext()
-    return model.no_sync()
+    includes what earlier ones have left in `.grad`. The tables' sums begin behind it and are not waited for."""
+    if not isinstance(model, Replica):
+        yield
+    elif not now:
+        with model.no_sync():
+            yield
+    else:
+        yield
+        if model.tables is not None:
+            model.tables.start_sums()
 
 
 def leave_out_unreached(parameters: Iterable[nn.Parameter], loss: Tensor) -> None:

@@ -7,16 +7,15 @@ the next one is worked on. It costs a copy of each stack, and the wire carries t
 for record 18 in bf16).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import accumulate
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from paceline.optim.muon import Orthogonalise, ShareWork, all_here
-from paceline.parallel.ranks import Ranks
+from paceline.parallel.ranks import Ranks, start_gather
 
 
 def share_over(ranks: Ranks) -> ShareWork:
@@ -35,14 +34,14 @@ def deal(counts: Sequence[int], world: int) -> list[list[slice]]:
     return dealt
 
 
-def _share(ranks: Ranks, orthogonalise: Orthogonalise, directions: list[Tensor]) -> list[Tensor]:
+def _share(ranks: Ranks, orthogonalise: Orthogonalise, directions: list[Tensor]) -> Iterable[Tensor]:
     """A `ShareWork`. Every rank ends with the same bits, since each matrix is computed once."""
     dealt = deal([len(stack) for stack in directions], ranks.world)
     gathers = [
         _Gather(orthogonalise(stack[shares[ranks.rank]]), shares)
         for stack, shares in zip(directions, dealt, strict=True)
     ]
-    return [gather.stack() for gather in gathers]
+    return (gather.stack() for gather in gathers)
 
 
 class _Gather:
@@ -53,8 +52,7 @@ class _Gather:
         run = max(self._sizes)
         self._sent = own.contiguous() if len(own) == run else _filled_up(own, run)  # kept until all have it
         self._received = own.new_empty(len(shares) * run, *own.shape[1:])
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
-        self._work: dist.Work = gather(self._received, self._sent, async_op=True)
+        self._work = start_gather(self._received, self._sent)
 
     def stack(self) -> Tensor:
         self._work.wait()

@@ -106,6 +106,13 @@ def _lost(ranks: Ranks, error: Exception) -> str:
     )
 
 
+def start_gather(received: Tensor, sent: Tensor) -> dist.Work:
+    """Begin to gather every rank's `sent`, all of one shape, into `received`, one after another by rows."""
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
+    work: dist.Work = gather(received, sent, async_op=True)
+    return work
+
+
 class Vote:
     """Whether any rank wishes something, with the same answer for all at the same call.
 

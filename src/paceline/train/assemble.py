@@ -26,6 +26,7 @@ from paceline.parallel.gradients import leave_out_unreached
 from paceline.parallel.matrices import share_over
 from paceline.parallel.ranks import ALONE, Ranks
 from paceline.parallel.share import share_of_batch
+from paceline.parallel.tables import SharedTables
 from paceline.train.back_ends import BackEnds, choose_back_ends
 from paceline.train.config import RunConfig
 from paceline.train.recompute import run_recomputed
@@ -55,6 +56,8 @@ class Parts:
     """The model, compiled if asked for: (tokens, targets, window) -> loss of every token. No other rank is involved."""
     optimizer: Optimizer
     ranks: Ranks
+    tables: SharedTables
+    """The embeddings and the head, which ranks exchange apart from the rest."""
 
 
 def inspect_machine(config: RunConfig, ranks: Ranks = ALONE) -> tuple[RunConfig, Machine]:
@@ -106,21 +109,25 @@ def assemble(config: RunConfig, machine: Machine, ranks: Ranks = ALONE) -> Parts
         run_block=run_recomputed if config.train.recompute else run_plainly,
     )
     model.to(machine.device)  # before the optimizer, whose slots follow the parameters
+    classes = model.parameter_classes()
+    large = [*classes["embeddings"].values(), *classes["head"].values()]
+    tables = SharedTables(large, ranks, sharded=config.parallel.shard_adam)
     optimizer = Optimizer(
-        model.parameter_classes(),
+        classes,
         config.optim,
         parts=model.fused_parts(),
         bf16_products=machine.bf16,
         compiled=config.train.compile,
         fused=machine.back_ends.muon.name == "fused",
         share_work=share_over(ranks),
+        tables=tables,
     )
     if ranks.world > 1:
         leave_out_unreached(model.parameters(), _trial_loss(model, config))  # before code is compiled for them
     forward: nn.Module = model
     if config.train.compile:
         forward = cast(nn.Module, torch.compile(model, fullgraph=True, dynamic=False))
-    return Parts(config, machine, data, tokenizer, model, forward, optimizer, ranks)
+    return Parts(config, machine, data, tokenizer, model, forward, optimizer, ranks, tables)
 
 
 def _trial_loss(model: GPT, config: RunConfig) -> Tensor:

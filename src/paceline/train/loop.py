@@ -64,7 +64,7 @@ class Trainer:
         self.parts, self.folder, self.meter, self.log, self.sink = parts, folder, meter, log, sink
         self.config, self.start, self.ranks = parts.config, start, parts.ranks
         self.share = share_of_batch(self.config.batch, self.ranks.world)
-        self.replica = replicate(parts.forward, self.ranks, self.config.parallel)  # must end with this object
+        self.replica = replicate(parts.forward, self.ranks, self.config.parallel, parts.tables)  # ends with this object
         self.recorder = Recorder(sink)
         self.evaluations = list(evaluations)
         self.window = torch.zeros((), dtype=torch.int32, device=parts.machine.device)
@@ -87,7 +87,7 @@ class Trainer:
             if self._checkpoint_due(step + 1):
                 self.save(step + 1)
         self.recorder.flush()
-        if step > self.start or not self.folder.checkpoints():
+        if step > self.start or self.start == 0:  # else there is one of this step; the same answer on every rank
             self.save(step)
         return Outcome(step, tuple(self.evaluations))
 
@@ -144,6 +144,7 @@ class Trainer:
         """Leave a checkpoint, if this rank writes; the others wait for it at their next exchange."""
         with self.meter.paused():
             self.recorder.flush()
+            optimizer = self.parts.optimizer.state_dict(wanted=self.log is not None)  # with all ranks' help
             if self.log is None:
                 return
             state = {
@@ -152,7 +153,7 @@ class Trainer:
                 "clocks": to_dict(self.meter.state()),
             }
             model = {name: parameter.data for name, parameter in self.parts.model.named_parameters()}
-            checkpoint = store.Checkpoint(step, model, self.parts.optimizer.state_dict(), state)
+            checkpoint = store.Checkpoint(step, model, optimizer, state)
             store.save(self.folder, checkpoint, keep=self.config.checkpoint.keep)
 
     def training_batches(self) -> Iterator[DeviceBatch]:

@@ -21,8 +21,9 @@ def accumulate_gradient(
     """Add d(mean loss)/d(weights) into every `.grad`; `batch` is this rank's share of the global batch.
 
     Each micro-batch's losses are summed and divided by the counted targets of the global batch, so the result does not
-    depend on how the batch is cut. Ranks exchange gradients once, in the last backward pass. `padded`: some targets do
-    not count. Returns this rank's share of the mean loss, 0-D fp32, on the device; the shares of all add up to it.
+    depend on how the batch is cut. Ranks exchange gradients once, in the last backward pass; the sums of the large
+    tables only begin there (`parallel/tables.py`). `padded`: some targets do not count. Returns this rank's share of
+    the mean loss, 0-D fp32, on the device; the shares of all add up to it.
     """
     counted = ranks.sum_((batch.targets != IGNORE_TARGET).sum()) if padded else ranks.world * batch.targets.numel()
     total = torch.zeros((), device=batch.tokens.device)

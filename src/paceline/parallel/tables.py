@@ -1,0 +1,87 @@
+"""The large tables (embeddings, head) over ranks: their gradients are exchanged last, and their rows may be shared out.
+
+A backward pass reaches the embeddings at its end, and they are most of the bytes. So they stay out of the buckets of
+`gradients.py`: one sum per table begins when the last backward pass has ended and travels while Muon works on its
+matrices, whose gradients came first; Adam alone waits for it. (An uncompiled run thereby gives up the overlap of the
+head's sum with its backward pass; a compiled one has none.)
+
+Under `parallel.shard_adam` each rank keeps the moments of a run of rows, updates those, and a gather brings the others'
+while Muon moves the matrices. Adam is elementwise: the bits are those of every rank doing everything. Dropped: to
+scatter the sum of the gradients too, which would save what the gather costs, but leaves no rank with the gradient that
+clipping and the instruments look at.
+"""
+
+from collections.abc import Iterable
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.parallel.ranks import Ranks, start_gather
+
+
+class SharedTables:
+    """`optim.tables.Tables` of these ranks; alone, nothing is exchanged and all rows are kept."""
+
+    def __init__(self, tables: Iterable[nn.Parameter], ranks: Ranks, *, sharded: bool) -> None:
+        self.params = list(tables)
+        self._ranks = ranks
+        self._sharded = {id(table) for table in self.params} if sharded and ranks.world > 1 else set()
+        self._sums: list[dist.Work] = []
+        self._gathers: list[_RowGather] = []
+
+    def start_sums(self) -> None:
+        """Begin to add up every table's gradient over the ranks; after the last backward pass of a step."""
+        if self._ranks.world == 1:
+            return
+        for table in self.params:
+            if table.grad is not None:
+                work = dist.all_reduce(table.grad, async_op=True)
+                assert work is not None
+                self._sums.append(work)
+
+    def await_gradients(self) -> None:
+        while self._sums:
+            self._sums.pop(0).wait()
+
+    def rows(self, table: Tensor) -> slice | None:
+        return rows_of(self._ranks.rank, self._ranks.world, len(table)) if id(table) in self._sharded else None
+
+    def start_gather(self, table: Tensor) -> None:
+        self._gathers.append(_RowGather(table.detach(), self._ranks))
+
+    def finish_gathers(self) -> None:
+        while self._gathers:
+            self._gathers.pop(0).wait()
+
+    def whole(self, own: Tensor, table: Tensor) -> Tensor:
+        found = own.new_empty(table.shape)
+        found[rows_of(self._ranks.rank, self._ranks.world, len(table))] = own
+        _RowGather(found, self._ranks).wait()
+        return found
+
+
+def rows_of(rank: int, world: int, rows: int) -> slice:
+    """Equal runs, rank by rank, but for the last ranks where they do not divide: these have fewer rows or none."""
+    run = -(-rows // world)
+    return slice(min(rank * run, rows), min((rank + 1) * run, rows))
+
+
+class _RowGather:
+    """A table on its way to being whole: each rank's own rows are in place, those of the others arrive. Equal runs
+    arrive where they belong; others in a copy of the table, filled up, since a gather wants equal runs."""
+
+    def __init__(self, table: Tensor, ranks: Ranks) -> None:
+        self._table, rows = table, len(table)
+        own, run = rows_of(ranks.rank, ranks.world, rows), -(-rows // ranks.world)
+        self._sent = table[own]  # kept until all have it
+        self._received = table
+        if run * ranks.world != rows:
+            self._received = table.new_empty(run * ranks.world, *table.shape[1:])
+            self._sent = table.new_empty(run, *table.shape[1:])
+            self._sent[: own.stop - own.start] = table[own]
+        self._work = start_gather(self._received, self._sent)
+
+    def wait(self) -> None:
+        self._work.wait()
+        if self._received is not self._table:
+            self._table.copy_(self._received[: len(self._table)])
