@@ -39,6 +39,9 @@ FLEX_HEAD_DIM = 16
 """FlexAttention's narrowest head."""
 FUSED_CAPABILITY = (9, 0)
 """Hopper: the first whose copy engine our kernels use."""
+FA3_MAJOR = 9
+"""FlashAttention 3 is written for Hopper and for nothing later."""
+FA3_PACKAGE = "flash_attn_interface"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,10 +189,54 @@ def reference_attention() -> Verdict:
     return Verdict(name="reference", usable=True, reason="plain PyTorch, on any device; it defines the result")
 
 
+def varlen_attention(device: str) -> Verdict:
+    """FlashAttention 2 over packed documents, as PyTorch carries it."""
+    if not device.startswith("cuda"):
+        return Verdict(name="varlen", usable=False, reason="FlashAttention needs a GPU")
+    import torch
+
+    if not torch.backends.cuda.is_flash_attention_available():
+        return Verdict(name="varlen", usable=False, reason=f"PyTorch {torch.__version__} is built without it")
+    verdict = _bf16_on_cuda()
+    return Verdict(name="varlen", usable=verdict.usable, reason=f"FlashAttention 2 of PyTorch; {verdict.reason}")
+
+
+def flash_attention_3(device: str, library: str | None = None) -> Verdict:
+    """FlashAttention 3 from a library or an installed package, which is loaded to be sure and stays so."""
+    name = "flash-attention-3"
+    if not device.startswith("cuda"):
+        return Verdict(name=name, usable=False, reason="FlashAttention needs a GPU")
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    if major != FA3_MAJOR:
+        return Verdict(name=name, usable=False, reason=f"capability {major}.{minor}; it needs {FA3_MAJOR}.x")
+    failure = _load_fa3(library)
+    source = f"the package {FA3_PACKAGE}" if library is None else library
+    return Verdict(name=name, usable=failure is None, reason=failure or f"from {source}; capability {major}.{minor}")
+
+
+def _load_fa3(library: str | None) -> str | None:
+    """Why its operators cannot be had, or None."""
+    import torch
+
+    if library is None and importlib.util.find_spec(FA3_PACKAGE) is None:
+        return f"the package {FA3_PACKAGE} is not installed and --attention.fa3-library names no library"
+    try:
+        if library is None:
+            importlib.import_module(FA3_PACKAGE)
+        else:
+            torch.ops.load_library(library)
+    except (OSError, ImportError, RuntimeError) as error:
+        return f"{library or FA3_PACKAGE} cannot be loaded: {str(error).splitlines()[0]}"
+    missing = [name for name in ("fwd", "bwd") if not hasattr(torch.ops.flash_attn_3, name)]
+    return f"{library or FA3_PACKAGE} registers no flash_attn_3.{missing[0]}" if missing else None
+
+
 def own_kernels(device: str) -> Verdict:
     """Our Triton kernels. They copy by Hopper's bulk engine and were tuned on an H200; older cards take the twins."""
     if not device.startswith("cuda"):
-        return Verdict(name="fused", usable=False, reason="the fused kernels need a GPU")
+        return Verdict(name="fused", usable=False, reason="our kernels need a GPU")
     if not (kernels := triton()).usable:
         return Verdict(name="fused", usable=False, reason=kernels.reason)
     import torch
@@ -200,7 +247,7 @@ def own_kernels(device: str) -> Verdict:
     return Verdict(
         name="fused",
         usable=usable,
-        reason=found if usable else f"{found}; the fused kernels need {FUSED_CAPABILITY[0]}.{FUSED_CAPABILITY[1]}",
+        reason=found if usable else f"{found}; our kernels need {FUSED_CAPABILITY[0]}.{FUSED_CAPABILITY[1]}",
     )
 
 
@@ -237,6 +284,15 @@ def choose_attention(
     if requested == "auto" and not own:
         return plain
     return choose_own("--attention.backend", requested, device, own="ranges", misfit=misfit, otherwise=plain)
+
+
+def choose_packed(requested: str, device: str, *, misfit: str | None, fa3_library: str | None = None) -> Choice:
+    """The back ends `varlen` and `fa3` for `--attention.backend`, used or refused. `misfit`: why not for this model."""
+    verdict = varlen_attention(device) if requested == "varlen" else flash_attention_3(device, fa3_library)
+    against = misfit if verdict.usable else verdict.reason
+    if against is not None:
+        raise ConfigError(f"--attention.backend {requested} cannot be used: {against}; use --attention.backend auto")
+    return Choice(name=requested, reason=verdict.reason)
 
 
 def _flex_or_refusal(device: str, head_dim: int) -> Choice:
@@ -277,7 +333,6 @@ def choose_fused(flag: str, requested: str, device: str, *, own: bool = True, mi
 
 def back_ends(device: str) -> list[Verdict]:
     """Everything the doctor reports for a device, in the order in which a step meets it."""
-    not_yet = "not a back end of paceline yet"
     return [
         cuda(),
         bf16_products(device),
@@ -286,6 +341,6 @@ def back_ends(device: str) -> list[Verdict]:
         reference_attention(),
         flex_attention(device),
         own_kernels(device),
-        Verdict(name="flash-attention-3", usable=False, reason=not_yet),
-        Verdict(name="varlen", usable=False, reason=f"torch.nn.attention.varlen is {not_yet}"),
+        varlen_attention(device),
+        flash_attention_3(device),
     ]

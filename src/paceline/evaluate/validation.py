@@ -14,6 +14,8 @@ from torch import Tensor
 from paceline.data.batches import Batch
 from paceline.parallel.ranks import ALONE, Ranks
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
@@ -31,18 +33,20 @@ def validate(
     window: Tensor,
     token_bytes: np.ndarray | None,
     ranks: Ranks = ALONE,
+    *,
+    device: torch.device = CPU,
 ) -> Validation:
     """`batches` are this rank's, `token_bytes` the length in bytes of each token id. Sums are kept in fp64 on the
-    device; one wait at the end."""
-    total = torch.zeros((), dtype=torch.float64, device=window.device)
+    device, which is the model's; one wait at the end."""
+    total = torch.zeros((), dtype=torch.float64, device=device)
     tokens, text_bytes = 0, 0.0 if token_bytes is not None else math.nan  # nan: unknown on one rank is unknown
     for batch in batches:
-        inputs = torch.from_numpy(batch.tokens).to(window.device)
-        targets = torch.from_numpy(batch.targets).to(window.device)
+        inputs = torch.from_numpy(batch.tokens).to(device)
+        targets = torch.from_numpy(batch.targets).to(device)
         total += forward(inputs, targets, window).sum(dtype=torch.float64)
         tokens += batch.targets.size
         text_bytes += 0 if token_bytes is None else int(token_bytes[batch.targets].sum())
-    counts = torch.tensor([tokens, text_bytes], dtype=torch.float64, device=window.device)
+    counts = torch.tensor([tokens, text_bytes], dtype=torch.float64, device=device)
     nats, all_tokens, all_bytes = ranks.sum_(torch.cat([total[None], counts])).tolist()
     bits = nats / math.log(2) / all_bytes if all_bytes > 0 else None
     return Validation(loss=nats / all_tokens, bits_per_byte=bits, tokens=int(all_tokens))

@@ -3,14 +3,27 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.core.errors import ConfigError
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
-    backend: Literal["auto", "reference", "flex", "ranges"] = "auto"
+    backend: Literal["auto", "reference", "flex", "ranges", "varlen", "fa3"] = "auto"
     """Who computes attention; `auto` takes the fastest usable one with the preset's mask semantics. `paceline doctor`
-    says which and why."""
+    says which and why. `varlen` (FlashAttention 2, in PyTorch) and `fa3` (FlashAttention 3) know windows in tokens only
+    and are taken only by name."""
+    fa3_library: str | None = None
+    """Shared library that registers `flash_attn_3.fwd` and `.bwd` with torch; None: the package flash_attn_interface.
+    What it links to must be found too (LD_LIBRARY_PATH)."""
     heads: Literal["auto", "reference", "fused"] = "auto"
     """Who makes the heads: projections, value mix, norm, rotary. `fused` is one product and one kernel."""
+
+    def __post_init__(self) -> None:
+        if self.fa3_library is not None and self.backend != "fa3":
+            raise ConfigError(
+                f"--attention.fa3-library {self.fa3_library} is of use to --attention.backend fa3 only, not "
+                f"{self.backend}; set both or neither"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from paceline.core.probe import Choice, choose_attention, choose_fused, choose_head
-from paceline.model.attention import heads_misfit, ranges_misfit
+from paceline.core.probe import Choice, choose_attention, choose_fused, choose_head, choose_packed
+from paceline.model.attention import WINDOW_ON_HOST, heads_misfit, packed_misfit, ranges_misfit
 from paceline.train.config import RunConfig
 
 
@@ -18,20 +18,18 @@ class BackEnds:
     muon: Choice
     """Newton–Schulz; no setting names it, `train.fast_paths` decides."""
 
+    @property
+    def window_on_host(self) -> bool:
+        """Whether attention wants its window as a tensor on the host instead of the device."""
+        return self.attention.name in WINDOW_ON_HOST
+
 
 def choose_back_ends(config: RunConfig, device: str, products: str) -> BackEnds:
     """`products` is the format of products on this device. Nothing is allocated."""
     model, own = config.model, config.train.fast_paths
     format_misfit = None if products == "bf16" else f"it computes in bf16, not {products}"
     return BackEnds(
-        attention=choose_attention(
-            config.attention.backend,
-            device,
-            compiled=config.train.compile,
-            head_dim=model.head_dim,
-            own=own,
-            misfit=format_misfit or ranges_misfit(model),
-        ),
+        attention=_attention(config, device, format_misfit),
         heads=choose_fused(
             "--attention.heads", config.attention.heads, device, own=own, misfit=format_misfit or heads_misfit(model)
         ),
@@ -40,6 +38,21 @@ def choose_back_ends(config: RunConfig, device: str, products: str) -> BackEnds:
         ),
         head=choose_head(config.head.backend, device, compiled=config.train.compile, own=own, misfit=format_misfit),
         muon=choose_fused("--train.fast-paths", "auto", device, own=own, misfit=format_misfit),
+    )
+
+
+def _attention(config: RunConfig, device: str, format_misfit: str | None) -> Choice:
+    asked, model = config.attention, config.model
+    if asked.backend in WINDOW_ON_HOST:
+        misfit = packed_misfit(model) or format_misfit
+        return choose_packed(asked.backend, device, misfit=misfit, fa3_library=asked.fa3_library)
+    return choose_attention(
+        asked.backend,
+        device,
+        compiled=config.train.compile,
+        head_dim=model.head_dim,
+        own=config.train.fast_paths,
+        misfit=format_misfit or ranges_misfit(model),
     )
 
 

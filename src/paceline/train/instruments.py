@@ -106,6 +106,7 @@ def model_extremes(model: GPT, batch: DeviceBatch, window: Tensor, ranks: Ranks 
     """
     scores: list[Tensor] = []
     logits: list[Tensor] = []
+    window = window.to(batch.tokens.device)  # the back end that trains may want it on the host
     observed = copy.copy(model)  # the same weights under other seams
     observed.plan, observed.loss = _watch_scores(scores), _watch_logits(logits)
     here, length = batch.tokens.shape

@@ -67,7 +67,8 @@ class Trainer:
         self.replica = replicate(parts.forward, self.ranks, self.config.parallel, parts.tables)  # ends with this object
         self.recorder = Recorder(sink)
         self.evaluations = list(evaluations)
-        self.window = torch.zeros((), dtype=torch.int32, device=parts.machine.device)
+        window_device = "cpu" if parts.machine.back_ends.window_on_host else parts.machine.device
+        self.window = torch.zeros((), dtype=torch.int32, device=window_device)
 
     def run(self, stop: StopRequest, on_evaluation: Callable[[EvalRecord], None]) -> Outcome:
         data, agreed = self.training_batches(), Vote(self.ranks)
@@ -105,7 +106,14 @@ class Trainer:
             self.recorder.flush()
             tokenizer = self.parts.tokenizer
             token_bytes = None if tokenizer is None else tokenizer.token_byte_lengths()
-            result = validate(self.parts.forward, self._validation_batches(), self.window, token_bytes, self.ranks)
+            result = validate(
+                self.parts.forward,
+                self._validation_batches(),
+                self.window,
+                token_bytes,
+                self.ranks,
+                device=self.parts.machine.device,
+            )
             extra = self._mask_facts()
         record = EvalRecord(
             step=step,
