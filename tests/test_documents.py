@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import VERBS
-from paceline.commands import bench, data, doctor, ledger, presets, report, sample, train
+from paceline.commands import bench, data, doctor, ledger, plan, presets, report, sample, train
 from paceline.core.command_line import parse
 from paceline.recipes.presets import preset
 
@@ -72,6 +72,8 @@ def test_a_documented_command_parses(command: str) -> None:
         train.parse_arguments(rest, base)
     elif verb in BENCHES:
         bench.parse_arguments(BENCHES[verb], rest, train.base_config(rest))
+    elif verb == "plan":
+        plan.parse_arguments(rest, train.base_config(rest))
     elif rest != ["--help"]:
         parse(ARGUMENTS[verb], rest, verb=verb, description="")
 

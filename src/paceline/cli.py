@@ -35,6 +35,7 @@ VERBS = {
     "data stats": Verb("documents, lengths, tokens", "commands.data:stats"),
     "bench step": Verb("time and profile a preset's step", "commands.bench:step"),
     "bench gemm": Verb("time a step's matrix products", "commands.bench:gemm"),
+    "plan": Verb("foretell a run's time, memory and cost", "commands.plan:plan"),
     "ledger": Verb("which founding claims hold", "commands.ledger:ledger"),
     "report": Verb("one page about one or more runs", "commands.report:report"),
     "doctor": Verb("what this machine can do", "commands.doctor:doctor"),

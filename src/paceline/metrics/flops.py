@@ -17,8 +17,12 @@ DENSE_BF16_FLOPS = {
     "NVIDIA H100 80GB HBM3": 989e12,
     "NVIDIA H100 PCIe": 756e12,
     "NVIDIA H200": 989e12,
+    "NVIDIA B200": 2250e12,
     "NVIDIA L40S": 362e12,
+    "NVIDIA L4": 121e12,
+    "NVIDIA GeForce RTX 3090": 71e12,
     "NVIDIA GeForce RTX 4090": 165e12,
+    "NVIDIA GeForce RTX 5090": 210e12,
 }
 """The makers' figures by the name the driver gives, without sparsity. Names are matched whole: a guess from a part of
 a name would give a wrong utilisation without a word."""

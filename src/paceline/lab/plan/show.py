@@ -1,0 +1,67 @@
+"""A plan for a person: the same values as its JSON."""
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline.core.units import human_count, human_seconds
+from paceline.lab.plan.plan import Plan
+
+
+def show(plan: Plan) -> None:
+    console = Console()
+    console.print(_facts(plan))
+    console.print()
+    console.print(_split(plan))
+    console.print()
+    console.print(plan.limit, soft_wrap=True, highlight=False)
+    if not plan.fits:
+        console.print(
+            f"It does not fit: {plan.memory_gib:,.1f} GiB needed, {plan.usable_gib:.1f} usable. Remedy: {plan.remedy}",
+            soft_wrap=True,
+            highlight=False,
+        )
+    for note in plan.notes:
+        console.print(f"note: {note}", soft_wrap=True, highlight=False)
+
+
+def _facts(plan: Plan) -> Table:
+    nodes = f" on {plan.nodes:,} nodes" if plan.nodes > 1 else ""
+    growth = f", {_time(plan.first_step_s)} at first, {_time(plan.last_step_s)} at last"
+    facts = {
+        "run": f"{plan.preset}, {human_count(plan.parameters)} parameters, {plan.steps:,} steps of "
+        f"{plan.tokens_per_step:,} tokens, {plan.gpus:,} × {plan.gpu}{nodes}, {plan.profile} paths",
+        "step": f"{_time(plan.step_s)}{growth if plan.last_step_s > 1.001 * plan.first_step_s else ''}",
+        "throughput": f"{human_count(plan.tokens_per_s)} tokens a second, {plan.mfu:.1%} of the peak",
+        "to the end": f"{_long(plan.train_s)} of steps, {_long(plan.wall_s)} with start and validation",
+        "cost": f"{plan.gpu_hours:,.2f} GPU-hours, {plan.cost:,.2f} USD at {plan.price:.2f} an hour",
+        "memory": f"{plan.memory_gib:,.1f} GiB of {plan.usable_gib:.1f} usable ({_parts(plan)})",
+        "one GPU": f"{plan.micro_batches} × {plan.micro_tokens:,} tokens a step, sends "
+        f"{plan.communication_bytes / 1e9:.3g} GB",
+    }
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, value in facts.items():
+        table.add_row(name, value)
+    return table
+
+
+def _parts(plan: Plan) -> str:
+    return ", ".join(f"{name} {gib:,.1f}" for name, gib in plan.memory_parts_gib.items())
+
+
+def _split(plan: Plan) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("where a step goes")
+    table.add_column("time", justify="right")
+    table.add_column("share", justify="right")
+    rows = {**plan.compute_s, "optimizer": plan.optimizer_s, "communication": plan.exposed_communication_s}
+    for name, part_s in sorted(rows.items(), key=lambda row: -row[1]):
+        table.add_row(name.replace("_", " "), _time(part_s), f"{part_s / plan.step_s:.1%}")
+    return table
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms"
+
+
+def _long(seconds: float) -> str:
+    return f"{seconds / 86400:,.1f} days" if seconds >= 2 * 86400 else human_seconds(seconds)

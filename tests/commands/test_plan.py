@@ -1,0 +1,106 @@
+"""`paceline plan` as a user meets it: at once, for people and programs, one line for a mistake."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from paceline.cli import main
+
+QUICK = """
+import sys, time
+from paceline.cli import main
+code = main(["plan", "r18-softcap", "--gpus", "64", "--batch.tokens", "4194304", "--json"])
+sys.stderr.write(f"{code} {'torch' in sys.modules} {time.process_time():.3f}")
+"""
+
+
+def planned(capsys: pytest.CaptureFixture[str], *argv: str) -> dict:
+    assert main(["plan", *argv, "--json"]) == 0
+    found: dict = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_plan_answers_at_once_without_torch() -> None:
+    for tries_left in (2, 1, 0):  # a busy sibling core makes even processor time longer
+        done = subprocess.run([sys.executable, "-c", QUICK], capture_output=True, text=True, timeout=60, check=True)
+        code, torch_imported, cpu_s = done.stderr.split()
+        assert (code, torch_imported) == ("0", "False")
+        if float(cpu_s) < 1.0:
+            break
+        assert tries_left, f"{cpu_s} s"
+    assert {"step_s", "train_s", "memory_gib", "communication_share"} <= set(json.loads(done.stdout))
+
+
+def test_flags_of_train_change_what_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    base = planned(capsys, "r18-softcap")
+    longer = planned(capsys, "r18-softcap", "--steps", "2780")
+    assert longer["train_s"] == pytest.approx(2 * base["train_s"], rel=0.01)
+    wider = planned(capsys, "r18-softcap", "--model.width", "1536", "--model.num-heads", "12")
+    assert wider["step_s"] > 2 * base["step_s"]
+    assert wider["parameters"] > 2 * base["parameters"]
+    deeper = planned(capsys, "r18-softcap", "--model.num-layers", "24")
+    assert deeper["step_s"] > 1.5 * base["step_s"]
+    assert planned(capsys, "r18-softcap", "--price", "5")["cost"] == pytest.approx(2 * base["cost"])
+    assert planned(capsys, "r18-softcap", "--profile", "reference")["step_s"] > base["step_s"]
+    assert planned(capsys, "r18-softcap", "--document-tokens", "100")["step_s"] < base["step_s"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("demo", "--gpus", "1", "--gpu", "4090"),
+        ("r14-value-embed", "--gpus", "2", "--gpus-per-node", "1", "--gpu", "l40s"),
+        ("r18-softcap", "--scale", "1/16", "--gpus", "1", "--gpu", "a100"),
+        ("r18-softcap", "--gpus", "8192", "--batch.tokens", "536870912", "--gpu", "b200"),
+        ("r05-modern-arch", "--optim.matrices", "adamw", "--train.no-compile"),
+    ],
+    ids=" ".join,
+)
+def test_every_kind_of_run_has_a_plan_of_positive_numbers(
+    argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = planned(capsys, *argv)
+    for name in ("step_s", "train_s", "memory_gib", "tokens_per_s", "mfu", "cost"):
+        assert 0 < found[name] < float("inf")
+    assert 0 <= found["communication_share"] < 1
+    assert found["mfu"] < 1
+
+
+def test_a_person_reads_the_split_and_what_limits_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "r18-softcap", "--profile", "reference"]) == 0
+    said = capsys.readouterr().out
+    for words in ("where a step goes", "head and loss", "communication", "GPU-hours", "Matrix products take"):
+        assert words in said
+    assert "note:" not in said  # eight H100 and this model are what was measured
+
+
+def test_a_run_that_does_not_fit_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "r18-softcap", "--gpu", "4090"]) == 0
+    said = capsys.readouterr().out
+    assert "It does not fit: 22.4 GiB needed, 21.7 usable. Remedy: --train.recompute" in said
+    assert "note: no step was measured on 4090" in said
+    assert planned(capsys, "r18-softcap", "--gpu", "4090")["fits"] is False
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("r18-softcap", "--gpu", "h10"), "--gpu h10 is not in the table; did you mean h100?"),
+        (("r18-softcap", "--gpus", "0"), "--gpus 0 must be at least 1"),
+        (("r18-softcap", "--gpus", "many"), "--gpus"),
+        (("r18-softcap", "--gpus", "16"), "--gpus 16 cannot share 8 sequences"),
+        (("r18-softcap", "--price", "-1"), "--price -1.0 must be a number of at least 0"),
+        (("r18-softcap", "--document-tokens", "0"), "--document-tokens 0.0 must be at least 1"),
+        (("r18-softcap", "--profile", "magic"), "--profile"),
+        (("r18",), "did you mean r18-softcap?"),
+        (("--gpus", "8", "r18-softcap"), "goes first: paceline plan r18-softcap"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_mistake_costs_one_line(argv: tuple[str, ...], said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *argv]) == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1
+    assert said in error

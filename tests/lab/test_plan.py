@@ -1,0 +1,276 @@
+"""Predictions of the planner against everything that was measured, and what must hold where nothing was."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.core.errors import ConfigError, UserError
+from paceline.core.units import BLOCK_TOKENS
+from paceline.lab.plan import page
+from paceline.lab.plan.efficiency import STARTS, StepFigure, fit, seconds, step_work
+from paceline.lab.plan.figures import EIGHT_H100, ONE_H200, PUBLIC_PEAKS_MIB, PUBLIC_STEPS_MS, step_figures
+from paceline.lab.plan.gpus import GPUS, Cluster
+from paceline.lab.plan.memory import MemoryFigure, memory
+from paceline.lab.plan.network import sent_bytes
+from paceline.lab.plan.plan import bytes_per_logit, plan, remedy, step_seconds
+from paceline.lab.plan.visits import DOCUMENT_TOKENS, LOG_SPREAD, visited_keys
+from paceline.lab.plan.work import Setting, computation, gradient_bytes, matrix_shapes, slot_bytes
+from paceline.lab.results import FOLDER
+from paceline.metrics.flops import DENSE_BF16_FLOPS, block_matrix_weights, parameter_counts
+from paceline.model.config import ModelConfig, WindowConfig
+from paceline.recipes.presets import PRESETS, preset
+from paceline.recipes.scaling import with_steps
+from paceline.train.config import RunConfig
+
+TOLERANCE = 0.15
+R18 = Setting(config=preset("r18-softcap"), cluster=EIGHT_H100, profile="fast")
+STEP_CHECKS, MEMORY_CHECKS = page.step_checks(), page.memory_checks()
+
+
+# ---- against what was measured
+
+
+@pytest.mark.parametrize("check", [*STEP_CHECKS, *MEMORY_CHECKS], ids=lambda check: check.source)
+def test_predictions_are_within_15_percent_of_every_figure_and_without_having_seen_the_record(
+    check: page.Check,
+) -> None:
+    for error in check.errors:
+        assert abs(error) < TOLERANCE
+
+
+def test_the_public_figures_are_all_held_against() -> None:
+    """A figure that nobody compares would pass any test."""
+    sources = " ".join(check.source for check in STEP_CHECKS)
+    assert all(f"public log, {name}, 8 H100" in sources for name in PRESETS if name != "demo")
+    assert len(PUBLIC_STEPS_MS) == 5
+    assert len(PUBLIC_PEAKS_MIB) == 3
+
+
+def measured_since() -> list[StepFigure | MemoryFigure]:
+    """What the newest result files of a checkout say of our own steps; none in an installed package."""
+    found: list[StepFigure | MemoryFigure] = []
+    for name in ("h200-step-r18.json", "h200-track-r18.json"):
+        if (FOLDER / name).exists():
+            found += figures_of(json.loads((FOLDER / name).read_text()), name)
+    return found
+
+
+def figures_of(result: dict, name: str) -> list[StepFigure | MemoryFigure]:
+    """A result of `paceline bench step` (`step_s`, `windows`) or of a run on the track (`train_s`, `steps`)."""
+    words = result.get("command", "")
+    profile = "reference" if "no-fast-paths" in (words if isinstance(words, str) else " ".join(words)) else "fast"
+    at = Setting(config=with_steps(preset("r18-softcap"), 266), cluster=ONE_H200, profile=profile)
+    step_s = result.get("step_s") or result["train_s"] / (result["steps"] - at.config.train.free_steps)
+    windows = [(row["tokens"], row["seconds"]) for row in result.get("windows", ())]
+    return [
+        StepFigure(f"{name}, mean", at, step_s),
+        *(StepFigure(f"{name}, window {tokens}", replace(at, window_tokens=tokens), s) for tokens, s in windows),
+        MemoryFigure(f"{name}, memory", at, result["peak_gib"]),
+    ]
+
+
+def test_predictions_are_within_15_percent_of_our_newest_results() -> None:
+    for figure in measured_since():
+        if isinstance(figure, StepFigure):
+            error = step_seconds(figure.setting) / figure.seconds - 1
+        else:
+            error = memory(figure.setting, bytes_per_logit(figure.setting.profile)).gib / figure.gib - 1
+        assert abs(error) < TOLERANCE, f"{figure.source}: {error:+.1%}; bring lab/plan/figures.py up to date"
+
+
+def test_a_result_file_of_either_kind_is_understood() -> None:
+    bench = {"step_s": 0.9, "peak_gib": 22.0, "windows": [{"tokens": 128, "seconds": 0.8}], "command": ["bench"]}
+    mean, window, peak = figures_of(bench, "step")
+    assert isinstance(mean, StepFigure)
+    assert (mean.seconds, mean.setting.profile) == (0.9, "fast")
+    assert isinstance(window, StepFigure)
+    assert window.setting.window_tokens == 128
+    assert isinstance(peak, MemoryFigure)
+    track = {"train_s": 256.0, "steps": 266, "peak_gib": 31.0, "command": "train --train.no-fast-paths"}
+    mean, _ = figures_of(track, "track")
+    assert isinstance(mean, StepFigure)
+    assert (mean.seconds, mean.setting.profile) == (1.0, "reference")
+
+
+def test_the_page_is_current(tmp_path: Path) -> None:
+    assert page.main(["--check"]) == 0
+    old = tmp_path / "plan.md"
+    old.write_text("yesterday")
+    with pytest.raises(UserError, match=r"is old; run `python -m paceline\.lab\.plan\.page`"):
+        page.main(["--check"], old)
+    page.main([], old)
+    assert page.main(["--check"], old) == 0
+
+
+# ---- the fit
+
+
+def test_the_fit_finds_the_efficiencies_that_made_the_figures() -> None:
+    truth = {**STARTS["reference"], "products": 0.6, "attention": 0.25, "memory": 0.7}
+    made = [replace(figure, seconds=seconds(step_work(figure.setting), truth)) for figure in step_figures()]
+    found = fit("reference", made)
+    for figure in made:
+        if figure.setting.profile == "reference":
+            assert seconds(step_work(figure.setting), found) == pytest.approx(figure.seconds, rel=0.02)
+    assert found["attention"] == pytest.approx(0.25, rel=0.1)  # windows of one preset tell it apart from the rest
+
+
+def test_without_figures_the_fit_stays_where_it_starts() -> None:
+    assert fit("fast", []) == pytest.approx(STARTS["fast"])
+
+
+# ---- what is counted
+
+
+def test_visited_keys_are_those_of_a_mask_over_random_documents() -> None:
+    """Documents drawn as the formula assumes; blocks counted as the kernels' block lists do."""
+    blocks, rng = 65_536, np.random.default_rng(0)
+    mu = np.log(DOCUMENT_TOKENS) - LOG_SPREAD**2 / 2
+    lengths = np.maximum(1, rng.lognormal(mu, LOG_SPREAD, size=30_000)).astype(int)
+    documents = np.repeat(np.arange(len(lengths)), lengths)[: blocks * BLOCK_TOKENS].reshape(blocks, BLOCK_TOKENS)
+    first, last = documents[:, 0], documents[:, -1]
+    model = ModelConfig(document_mask=True, window=WindowConfig(unit="blocks"))
+    for window in (1, 2, 7, 14):
+        visited = sum(np.sum(last[: blocks - back] >= first[back:]) for back in range(window)) / blocks
+        predicted = visited_keys(model, window * BLOCK_TOKENS, blocks * BLOCK_TOKENS, DOCUMENT_TOKENS)
+        assert predicted == pytest.approx(visited * BLOCK_TOKENS, rel=0.03)  # 13,000 long-tailed lengths
+
+
+def test_without_documents_and_window_attention_visits_the_lower_triangle_of_blocks() -> None:
+    assert visited_keys(ModelConfig(), 0, 1024, DOCUMENT_TOKENS) == 128 * 4.5
+
+
+def test_the_counted_matrices_and_bytes_are_those_of_the_model() -> None:
+    for name in PRESETS:
+        config = preset(name)
+        assert sum(r * c * n for (r, c), n in matrix_shapes(config.model).items()) == block_matrix_weights(config.model)
+    model, counts = preset("r18-softcap").model, parameter_counts(preset("r18-softcap").model)
+    tables = counts["token_embedding"] + counts["value_embeddings"]
+    assert gradient_bytes(model) == 4 * (counts["block_matrices"] + counts["head"]) + 2 * tables
+    assert slot_bytes(preset("r18-softcap")) == 4 * counts["block_matrices"] + 8 * counts["head"] + 4 * tables
+
+
+def test_peaks_are_those_of_the_table_of_utilisation() -> None:
+    assert {gpu.driver_name for gpu in GPUS.values()} <= set(DENSE_BF16_FLOPS)
+
+
+# ---- how predictions move
+
+
+def widened(config: RunConfig, factor: int) -> RunConfig:
+    model = config.model
+    return replace(config, model=replace(model, width=factor * model.width, num_heads=factor * model.num_heads))
+
+
+def test_the_parts_of_a_step_add_up() -> None:
+    found = plan(R18)
+    parts = sum(found.compute_s.values()) + found.optimizer_s + found.exposed_communication_s
+    assert found.step_s == pytest.approx(parts)
+    assert found.memory_gib == pytest.approx(sum(found.memory_parts_gib.values()))
+    assert found.first_step_s < found.step_s < found.last_step_s
+    assert found.communication_share == pytest.approx(found.exposed_communication_s / found.step_s)
+    assert found.cost == pytest.approx(found.wall_s / 3600 * 8 * GPUS["h100"].price)
+
+
+def test_more_gpus_finish_sooner_and_cost_no_less() -> None:
+    plans = [plan(replace(R18, cluster=Cluster(gpu="h100", gpus=n))) for n in (1, 2, 4, 8)]
+    assert [p.step_s for p in plans] == sorted((p.step_s for p in plans), reverse=True)
+    assert [p.gpu_hours for p in plans] == sorted(p.gpu_hours for p in plans)
+    assert plans[0].communication_bytes == plans[0].exposed_communication_s == 0
+
+
+def test_a_ring_sends_each_gradient_twice_and_each_result_once() -> None:
+    weights = block_matrix_weights(R18.config.model)
+    assert sent_bytes(R18) == pytest.approx(7 / 8 * (2 * gradient_bytes(R18.config.model) + 2 * weights))
+
+
+def test_slow_networks_are_waited_for() -> None:
+    config = replace(R18.config, batch=replace(R18.config.batch, tokens=1024 * 65_536))
+    far = Cluster(gpu="h100", gpus=1024, interconnect_gb_s=5)
+    slow = plan(replace(R18, config=config, cluster=far))
+    quick = plan(replace(R18, config=config, cluster=replace(far, interconnect_gb_s=400)))
+    assert slow.nodes == 128
+    assert slow.communication_share > 0.5 > quick.communication_share
+    assert slow.limit.startswith("Waiting for other GPUs takes")
+    assert sum(slow.compute_s.values()) == sum(quick.compute_s.values())
+
+
+def test_only_the_scripts_of_records_before_6_orthogonalise_everything_everywhere() -> None:
+    at = Setting(config=preset("r05-modern-arch"), cluster=EIGHT_H100, profile="reference")
+    shared = replace(at, config=replace(at.config, preset="mine"))
+    assert plan(at).optimizer_s > 4 * plan(shared).optimizer_s
+    assert plan(at).communication_bytes < plan(shared).communication_bytes
+
+
+def test_recomputation_saves_memory_and_costs_time() -> None:
+    again = replace(R18, config=replace(R18.config, train=replace(R18.config.train, recompute=True)))
+    assert plan(again).memory_gib < 0.6 * plan(R18).memory_gib
+    assert plan(again).step_s > 1.1 * plan(R18).step_s
+
+
+def test_a_head_of_odd_size_is_slow() -> None:
+    model = R18.config.model
+    odd = replace(R18, config=replace(R18.config, model=replace(model, head_multiple=1)))
+    assert sum(w.seconds for w in computation(odd)) > 1.05 * sum(w.seconds for w in computation(R18))
+
+
+# ---- memory that does not suffice
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        (replace(R18, cluster=Cluster(gpu="4090", gpus=8)), "--train.recompute"),
+        (replace(R18, profile="reference", cluster=Cluster(gpu="3090", gpus=8)), "--train.recompute"),
+        (replace(R18, profile="reference", cluster=Cluster(gpu="5090", gpus=8)), "--head.backend chunked"),
+        (replace(R18, config=preset("r05-modern-arch"), cluster=Cluster(gpu="l4", gpus=8)), "--batch.micro-tokens"),
+        (replace(R18, config=widened(preset("r18-softcap"), 4)), "--train.recompute"),
+        (replace(R18, config=widened(preset("r18-softcap"), 8)), "--gpu h200 --train.recompute"),
+        (replace(R18, config=widened(preset("r18-softcap"), 16)), "a smaller model"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.cluster.gpu,
+)
+def test_the_smallest_remedy_is_named(at: Setting, said: str) -> None:
+    found = plan(at)
+    assert not found.fits
+    assert found.remedy is not None
+    assert found.remedy.startswith(said)
+
+
+def test_a_remedy_in_flags_makes_the_run_fit() -> None:
+    at = replace(R18, config=preset("r05-modern-arch"), cluster=Cluster(gpu="l4", gpus=8))
+    micro = int(remedy(at).split()[-1])
+    mended = replace(at, config=replace(at.config, batch=replace(at.config.batch, micro_tokens=micro)))
+    assert plan(mended).fits
+
+
+# ---- mistakes
+
+
+@pytest.mark.parametrize(
+    ("cluster", "said"),
+    [
+        ({"gpu": "h300", "gpus": 8}, "--gpu h300 is not in the table; did you mean h200?"),
+        ({"gpu": "rtx4090", "gpus": 8}, "did you mean 4090?"),
+        ({"gpu": "tpu-v5", "gpus": 8}, "there are b200, h200"),
+        ({"gpu": "h100", "gpus": 0}, "--gpus 0 must be at least 1"),
+        ({"gpu": "h100", "gpus": 12}, "--gpus 12 does not fill nodes of 8; use 8 or 16"),
+        ({"gpu": "h100", "gpus": 8, "gpus_per_node": 0}, "--gpus-per-node 0 must be at least 1"),
+        ({"gpu": "h100", "gpus": 8, "interconnect_gb_s": 0.0}, "--interconnect-gb-s 0.0 must be above 0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_cluster_that_cannot_be_is_refused(cluster: dict, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Cluster(**cluster)
+    assert said in str(refused.value)
+
+
+def test_a_batch_that_gpus_cannot_share_is_refused_with_both_ways_out() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--gpus 6 cannot share 8 sequences .* use --gpus 4, or --batch.tokens 786432"
+    ):
+        plan(replace(R18, cluster=Cluster(gpu="h100", gpus=6)))
