@@ -13,7 +13,7 @@ from paceline.lab.plan import page
 from paceline.lab.plan.efficiency import STARTS, StepFigure, fit, seconds, step_work
 from paceline.lab.plan.figures import EIGHT_H100, ONE_H200, PUBLIC_PEAKS_MIB, PUBLIC_STEPS_MS, step_figures
 from paceline.lab.plan.gpus import GPUS, Cluster
-from paceline.lab.plan.memory import MemoryFigure, memory
+from paceline.lab.plan.memory import GIB, MemoryFigure, memory
 from paceline.lab.plan.network import sent_bytes
 from paceline.lab.plan.plan import bytes_per_logit, plan, remedy, step_seconds
 from paceline.lab.plan.visits import DOCUMENT_TOKENS, LOG_SPREAD, visited_keys
@@ -196,6 +196,28 @@ def test_slow_networks_are_waited_for() -> None:
     assert slow.communication_share > 0.5 > quick.communication_share
     assert slow.limit.startswith("Waiting for other GPUs takes")
     assert sum(slow.compute_s.values()) == sum(quick.compute_s.values())
+
+
+def test_a_compiled_backward_pass_hides_no_exchange() -> None:
+    plain = replace(R18, config=replace(R18.config, train=replace(R18.config.train, compile=False)))
+    compiled, uncompiled = plan(R18), plan(plain)
+    assert compiled.communication_s == uncompiled.communication_s
+    assert compiled.exposed_communication_s > 2 * uncompiled.exposed_communication_s
+
+
+def test_gradients_outside_of_their_buckets_are_held_twice_by_several_gpus_only() -> None:
+    copied = replace(R18, config=replace(R18.config, parallel=replace(R18.config.parallel, bucket_views=False)))
+    held = gradient_bytes(R18.config.model) / GIB
+    assert plan(copied).memory_gib == pytest.approx(plan(R18).memory_gib + held)
+    alone = Cluster(gpu="h100", gpus=1)
+    assert plan(replace(copied, cluster=alone)).memory_gib == plan(replace(R18, cluster=alone)).memory_gib
+
+
+def test_every_validation_is_a_forward_pass_over_its_tokens() -> None:
+    """Record 18 validates before steps 0, 125, … 1375 and at the end, each time on 20 steps' worth of tokens."""
+    found = plan(R18)
+    assert found.validation_s == pytest.approx(13 * 20 / 3 * sum(found.compute_s.values()))
+    assert found.wall_s == found.train_s + found.validation_s + found.start_s
 
 
 def test_only_the_scripts_of_records_before_6_orthogonalise_everything_everywhere() -> None:

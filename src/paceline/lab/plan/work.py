@@ -30,6 +30,9 @@ LAUNCHES_PER_MATRIX = 22
 ALIGNED, MISALIGNED_COST = 8, 2.0
 """Rows of a head that are no multiple of 8 leave its rows of bf16 logits off the 16-byte steps that fast products load.
 The cost is a guess, taken because record 4, which has such a head, is 16 % slower than foretold without it."""
+ADAM_CROSSINGS, MUON_CROSSINGS = 3.5, 10.0
+"""Bytes that an update moves for each byte of its slots: weight, gradient and slots, read and written; for Muon also
+the stacked gradients, directions and results."""
 TILE, PROCESSORS = 128, 132
 """Side of a product's tile, and processors of a GPU that want one each: a small matrix leaves most of them idle."""
 EVERY_RANK_COMPUTES_ALL = ("r04-muon", "r05-modern-arch")
@@ -143,9 +146,8 @@ def _keys(at: Setting) -> float:
 
 def _stream(at: Setting) -> Work:
     m, passes = at.config.model, CROSSINGS[at.profile]
-    wide = (
-        1.5 if m.precision.mode == "autocast" and m.precision.compute == "bf16" else 1.0
-    )  # fp32 stream, bf16 branches
+    mixed = m.precision.mode == "autocast" and m.precision.compute == "bf16"
+    wide = 1.5 if mixed else 1.0  # the stream is fp32 then, what the branches read and write is not
     crossed = (passes.stream * m.num_layers + (passes.skip * m.num_layers / 2 if m.unet_skips else 0)) * m.width
     return Work("norms_and_mixes", "memory", wide * _seconds(at, crossed))
 
@@ -175,20 +177,26 @@ def _seconds(at: Setting, widths_per_token: float) -> float:
 
 
 def optimizer(at: Setting) -> list[Work]:
-    m, ranks = at.config.model, at.cluster.gpus if at.shares_matrices else 1
-    adam = 3.5 * (slot_bytes(at.config) - _muon_bytes(at.config)) + 10 * _muon_bytes(at.config)  # each slot's share of
-    moved = [Work("optimizer", "memory", adam / at.bytes_per_s)]  # weights, gradients and slots, read and written
-    if at.config.optim.matrices != "muon":
-        return moved
-    for (rows, columns), count in matrix_shapes(m).items():
-        mine = -(-count // ranks)
-        small, large = sorted((rows, columns))
-        flops = mine * at.config.optim.muon.ns_steps * (4 * small**2 * large + 2 * small**3)
-        batch = mine if at.profile == "fast" else 1
-        busy = min(1.0, batch * (-(-small // TILE)) ** 2 / PROCESSORS)
-        moved.append(Work("optimizer", "newton_schulz", flops / (busy * at.flops_per_s)))
-        moved.append(Work("optimizer", "fixed", LAUNCH_S * LAUNCHES_PER_MATRIX * mine / batch))
-    return moved
+    muon = 4 * block_matrix_weights(at.config.model) if at.config.optim.matrices == "muon" else 0
+    moved = ADAM_CROSSINGS * (slot_bytes(at.config) - muon) + MUON_CROSSINGS * muon
+    work = [Work("optimizer", "memory", moved / at.bytes_per_s)]
+    if muon:
+        for (rows, columns), count in matrix_shapes(at.config.model).items():
+            work += _orthogonalised(at, rows, columns, count)
+    return work
+
+
+def _orthogonalised(at: Setting, rows: int, columns: int, count: int) -> list[Work]:
+    """Newton–Schulz of this GPU's share of `count` matrices: one by one in the scripts, as one batch in ours."""
+    mine = -(-count // at.cluster.gpus) if at.shares_matrices else count
+    small, large = sorted((rows, columns))
+    flops = mine * at.config.optim.muon.ns_steps * (4 * small**2 * large + 2 * small**3)
+    batch = mine if at.profile == "fast" else 1
+    busy = min(1.0, batch * (-(-small // TILE)) ** 2 / PROCESSORS)
+    return [
+        Work("optimizer", "newton_schulz", flops / (busy * at.flops_per_s)),
+        Work("optimizer", "fixed", LAUNCH_S * LAUNCHES_PER_MATRIX * mine / batch),
+    ]
 
 
 def matrix_shapes(m: ModelConfig) -> Counter[tuple[int, int]]:
@@ -206,14 +214,14 @@ def _matrix_weights(m: ModelConfig) -> int:
     return block_matrix_weights(m) + m.head_rows * m.width
 
 
-def table_weights(m: ModelConfig) -> int:
+def _table_weights(m: ModelConfig) -> int:
     return m.embedding_rows * (m.width + m.num_value_tables * m.kv_width)
 
 
 def gradient_bytes(m: ModelConfig) -> int:
     """Of all parameters, in the format in which they are kept and exchanged. A tied head is a table."""
     head = 0 if m.tied_head else m.head_rows * m.width
-    return 4 * (block_matrix_weights(m) + head) + BYTES[m.precision.embeddings] * table_weights(m)
+    return 4 * (block_matrix_weights(m) + head) + BYTES[m.precision.embeddings] * _table_weights(m)
 
 
 def slot_bytes(config: RunConfig) -> int:
@@ -221,7 +229,3 @@ def slot_bytes(config: RunConfig) -> int:
     adam = gradient_bytes(config.model) - 4 * block_matrix_weights(config.model)
     matrices = 4 * block_matrix_weights(config.model)
     return 2 * adam + (matrices if config.optim.matrices == "muon" else 2 * matrices)
-
-
-def _muon_bytes(config: RunConfig) -> int:
-    return 4 * block_matrix_weights(config.model) if config.optim.matrices == "muon" else 0
