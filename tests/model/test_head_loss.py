@@ -10,7 +10,14 @@ from torch.testing import assert_close
 from model.small import END_OF_TEXT, random_tokens, shaken, small
 from paceline.kernels import head_loss as kernel
 from paceline.model.gpt import GPT
-from paceline.model.loss import HEAD_LOSSES, IGNORE_TARGET, HeadLoss, head_loss, head_loss_by_chunks
+from paceline.model.loss import (
+    HEAD_LOSSES,
+    IGNORE_TARGET,
+    HeadLoss,
+    head_loss,
+    head_loss_by_chunks,
+    head_loss_named,
+)
 
 WIDTH, ROWS = 16, 40
 BOTH = pytest.mark.parametrize("loss", HEAD_LOSSES.values(), ids=HEAD_LOSSES.keys())
@@ -142,3 +149,28 @@ def test_a_model_is_the_same_with_either_and_as_its_logits_say(name: str, monkey
         size = float(mine.grad.abs().max())
         rounding = 2**-7 if mine.dtype == torch.bfloat16 else 1e-4
         assert float((mine.grad.float() - theirs.grad.float()).abs().max()) <= rounding * size, key
+
+
+@pytest.mark.parametrize(
+    "chunk_tokens", [1, 5, 23, 100]
+)  # a token, a ragged last chunk, one chunk, more than there are
+def test_chunks_of_any_length_give_the_same_losses(chunk_tokens: int) -> None:
+    x, weight, targets = inputs(23)
+    expected = with_gradients(head_loss(x, weight, targets, 15.0), x, weight)
+    chunked = head_loss_named("chunked", chunk_tokens)
+    assert_close(with_gradients(chunked(x, weight, targets, 15.0), x, weight), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiler_takes_all_chunks_as_one_operator() -> None:
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    x, weight, targets = inputs(64)
+    loss = head_loss_named("chunked", 2)  # 32 chunks
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, fullgraph=True, dynamic=False, backend=backend)
+    assert_close(compiled(x, weight, targets, 15.0), loss(x, weight, targets, 15.0), rtol=0, atol=0)
+    assert len(graphs[0].graph.nodes) < 10

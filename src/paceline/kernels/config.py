@@ -31,6 +31,15 @@ class HeadConfig:
     backend: Literal["auto", "reference", "chunked", "fused"] = "auto"
     """Who computes head and loss. `chunked` never holds the logits of all tokens, nor does `fused`, which makes the
     gradient in the forward pass; `auto` takes the fastest that works here."""
+    chunk_tokens: int | None = None
+    """Tokens whose logits exist at once, in `chunked` and `fused`; None: as many as are fast, fewer where memory is
+    short. Only the last digits depend on it."""
+
+    def __post_init__(self) -> None:
+        if self.chunk_tokens is not None and self.chunk_tokens < 1:
+            raise ConfigError(
+                f"--head.chunk-tokens {self.chunk_tokens} must be at least 1; None leaves it to the machine"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

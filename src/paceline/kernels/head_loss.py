@@ -14,10 +14,13 @@ MIN_CHUNK_TOKENS = 256
 """But never fewer tokens than this, or a large vocabulary would leave products too thin."""
 
 
-def head_loss_chunked(x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, ignore: int) -> Tensor:
+def head_loss_chunked(
+    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, ignore: int, chunk_tokens: int | None = None
+) -> Tensor:
     """Loss of every token, (N,) fp32, from normalised activations x (N, width) and head rows (V, width), both in the
     compute format; targets (N,). A target of `ignore` gives 0."""
-    losses: Tensor = _HeadLoss.apply(x, weight, targets, cap, ignore)  # type: ignore[no-untyped-call]
+    chunk = chunk_tokens or max(MIN_CHUNK_TOKENS, CHUNK_LOGITS // weight.size(0))
+    losses: Tensor = _head_loss(x, weight, targets, cap, ignore, chunk)[0]
     return losses
 
 
@@ -26,34 +29,65 @@ def _capped(logits: Tensor, cap: float | None) -> Tensor:
     return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
-class _HeadLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, ignore: int) -> Tensor:  # type: ignore[no-untyped-def]  # noqa: ANN001
-        rows = max(MIN_CHUNK_TOKENS, CHUNK_LOGITS // weight.size(0))
-        counted = targets != ignore
-        safe = targets.where(counted, 0)
-        log_sums, chosen = [], []
-        for x_c, target_c in zip(x.split(rows), safe.split(rows), strict=True):
-            logits = _capped((x_c @ weight.T).float(), cap)
-            log_sums.append(logits.logsumexp(-1))
-            chosen.append(logits.gather(-1, target_c[:, None])[:, 0])
-        log_sum = torch.cat(log_sums)
-        ctx.save_for_backward(x, weight, safe, counted, log_sum)
-        ctx.cap, ctx.rows = cap, rows
-        return (log_sum - torch.cat(chosen)) * counted
+@torch.library.custom_op("paceline::head_loss_chunked", mutates_args=())
+def _head_loss(
+    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, ignore: int, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Losses, and the logs of the denominators. An operator, so that a compiler does not unroll the chunks."""
+    counted = targets != ignore
+    log_sums, chosen = [], []
+    for x_c, target_c in zip(x.split(chunk), targets.where(counted, 0).split(chunk), strict=True):
+        logits = _capped((x_c @ weight.T).float(), cap)
+        log_sums.append(logits.logsumexp(-1))
+        chosen.append(logits.gather(-1, target_c[:, None])[:, 0])
+    log_sum = torch.cat(log_sums)
+    return (log_sum - torch.cat(chosen)) * counted, log_sum
 
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # type: ignore[no-untyped-def, override]  # noqa: ANN001
-        x, weight, targets, counted, log_sum = ctx.saved_tensors
-        grad_x, grad_weight = torch.empty_like(x), torch.zeros(weight.shape, device=x.device)
-        scale = grad * counted
-        for first in range(0, x.size(0), ctx.rows):
-            part = slice(first, first + ctx.rows)
-            logits = _capped((x[part] @ weight.T).float(), ctx.cap)
-            slope = None if ctx.cap is None else logits.square().div_(-(ctx.cap**2)).add_(1.0)  # of cap·tanh(z/cap)
-            d = logits.sub_(log_sum[part, None]).exp_()  # softmax
-            d.scatter_add_(1, targets[part, None], d.new_full((d.size(0), 1), -1.0))
-            d = (d if slope is None else d.mul_(slope)).mul_(scale[part, None]).to(x.dtype)
-            torch.mm(d, weight, out=grad_x[part])
-            grad_weight += d.T @ x[part]
-        return grad_x, grad_weight.to(weight.dtype), None, None, None
+
+@torch.library.custom_op("paceline::head_loss_chunked_backward", mutates_args=())
+def _head_loss_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    log_sum: Tensor,
+    cap: float | None,
+    ignore: int,
+    chunk: int,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x and weight."""
+    counted = targets != ignore
+    safe, scale = targets.where(counted, 0), grad * counted
+    grad_x, grad_weight = torch.empty_like(x), torch.zeros(weight.shape, device=x.device)
+    for first in range(0, x.size(0), chunk):
+        part = slice(first, first + chunk)
+        logits = _capped((x[part] @ weight.T).float(), cap)
+        slope = None if cap is None else logits.square().div_(-(cap**2)).add_(1.0)  # of cap·tanh(z/cap)
+        d = logits.sub_(log_sum[part, None]).exp_()  # softmax
+        d.scatter_add_(1, safe[part, None], d.new_full((d.size(0), 1), -1.0))
+        d = (d if slope is None else d.mul_(slope)).mul_(scale[part, None]).to(x.dtype)
+        torch.mm(d, weight, out=grad_x[part])
+        grad_weight += d.T @ x[part]
+    return grad_x, grad_weight.to(weight.dtype)
+
+
+@_head_loss.register_fake
+def _(x, weight, targets, cap, ignore, chunk):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    return x.new_empty(x.size(0), dtype=torch.float32), x.new_empty(x.size(0), dtype=torch.float32)
+
+
+@_head_loss_backward.register_fake
+def _(grad, x, weight, targets, log_sum, cap, ignore, chunk):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    return torch.empty_like(x), torch.empty_like(weight)
+
+
+def _keep(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    x, weight, targets, ctx.cap, ctx.ignore, ctx.chunk = inputs
+    ctx.save_for_backward(x, weight, targets, output[1])
+
+
+def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    return *_head_loss_backward(grad, *ctx.saved_tensors, ctx.cap, ctx.ignore, ctx.chunk), None, None, None, None
+
+
+_head_loss.register_autograd(_backward, setup_context=_keep)

@@ -22,10 +22,13 @@ UNSHIFTED_CAP = 64.0
 """Up to this cap exp(logit) neither overflows nor vanishes in fp32, nor does a sum of them: no running maximum."""
 
 
-def head_loss_fused(x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, ignore: int) -> Tensor:
+def head_loss_fused(
+    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, ignore: int, chunk_tokens: int | None = None
+) -> Tensor:
     """Total loss, 0-D fp32, of normalised activations x (N, width) under head rows (V, width), both in the compute
     format; targets (N,). A target of `ignore` adds nothing."""
-    total, _, _ = _head_loss(x, weight, targets, cap, ignore, torch.is_grad_enabled())
+    chunk = chunk_tokens or CHUNK_TOKENS
+    total, _, _ = _head_loss(x, weight, targets, cap, ignore, torch.is_grad_enabled(), chunk)
     return total
 
 
@@ -91,15 +94,15 @@ def head_loss_rows(
 
 @torch.library.custom_op("paceline::head_loss", mutates_args=())
 def _head_loss(
-    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, ignore: int, with_gradient: bool
+    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, ignore: int, with_gradient: bool, chunk_tokens: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Total loss and, if asked for, its gradient with respect to x and weight; else two empty tensors."""
     losses = torch.empty(x.size(0), device=x.device)
     grad_x = torch.empty_like(x) if with_gradient else x.new_empty(0)
     grad_weight = torch.zeros(weight.shape, device=x.device) if with_gradient else weight.new_empty(0)
-    buffer = x.new_empty(min(CHUNK_TOKENS, x.size(0)), weight.size(0))
-    for first in range(0, x.size(0), CHUNK_TOKENS):
-        part = slice(first, first + CHUNK_TOKENS)
+    buffer = x.new_empty(min(chunk_tokens, x.size(0)), weight.size(0))
+    for first in range(0, x.size(0), chunk_tokens):
+        part = slice(first, first + chunk_tokens)
         logits, sums = _logits(x[part], weight, cap, buffer[: x[part].size(0)])
         launch_rows(logits, targets[part], losses[part], cap, ignore, sums=sums, with_gradient=with_gradient)
         if with_gradient:
@@ -157,7 +160,7 @@ def launch_rows(
 
 
 @_head_loss.register_fake
-def _(x, weight, targets, cap, ignore, with_gradient):
+def _(x, weight, targets, cap, ignore, with_gradient, chunk_tokens):
     grads = (torch.empty_like(x), torch.empty_like(weight)) if with_gradient else (x.new_empty(0), weight.new_empty(0))
     return x.new_empty((), dtype=torch.float32), *grads
 
@@ -171,10 +174,7 @@ def _scale(ctx, grad_total, _grad_x, _grad_weight):
     return (
         (grad_total * grad_x).to(grad_x.dtype),
         (grad_total * grad_weight).to(grad_weight.dtype),
-        None,
-        None,
-        None,
-        None,
+        *(None,) * 5,
     )
 
 

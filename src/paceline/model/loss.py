@@ -35,11 +35,13 @@ HEAD_LOSSES: dict[str, HeadLoss] = {"reference": head_loss, "chunked": head_loss
 """Back ends that work everywhere, by the names that `--head.backend` and the probe use."""
 
 
-def head_loss_named(name: str) -> HeadLoss:
-    """A back end by name. `fused` needs Triton, hence the import here, and gives the total only: its gradient is made
-    in the forward pass, where every token weighs the same."""
+def head_loss_named(name: str, chunk_tokens: int | None = None) -> HeadLoss:
+    """A back end by name, by chunks of so many tokens if it works by chunks. `fused` needs Triton, hence the import
+    here, and gives the total only: its gradient is made in the forward pass, where every token weighs the same."""
+    if name == "chunked" and chunk_tokens is not None:
+        return lambda x, weight, targets, cap: head_loss_chunked(x, weight, targets, cap, IGNORE_TARGET, chunk_tokens)
     if name != "fused":
         return HEAD_LOSSES[name]
     from paceline.kernels.head_loss_fused import head_loss_fused
 
-    return lambda x, weight, targets, cap: head_loss_fused(x, weight, targets, cap, IGNORE_TARGET)
+    return lambda x, weight, targets, cap: head_loss_fused(x, weight, targets, cap, IGNORE_TARGET, chunk_tokens)

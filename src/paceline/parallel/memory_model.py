@@ -168,9 +168,9 @@ def _heads(model: ModelConfig, how: Execution) -> int:
     """From the projections to what attention takes; the latter is counted there."""
     c, values = _compute(model), model.kv_width
     queries_and_keys = model.width + values
-    if how.heads == "fused":
-        return c * (queries_and_keys + values)
     before_mix = c * values if model.value_path != "plain" else 0
+    if how.heads == "fused":  # norms are undone from their results and scales
+        return before_mix + FP32 * (model.num_heads + model.kv_heads)
     before_norm = 0 if model.qk_norm == "none" else (c if how.compiled else FP32) * queries_and_keys
     if how.compiled:
         return before_mix + before_norm
