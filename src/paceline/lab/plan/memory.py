@@ -1,21 +1,16 @@
-"""Peak memory of one GPU. No torch.
+"""Peak memory of one GPU: `parallel.memory_model` for a run that does not exist yet, and what would make it fit. No
+torch. Nothing is fitted here."""
 
-Parameters, gradients and optimizer slots are counted; so is what the forward pass of a micro-batch keeps for the
-backward pass, tensor by tensor. What the head needs beyond that is one fitted number, the bytes of a logit; the fast
-head has the logits of one chunk of tokens at a time.
-"""
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from paceline.lab.plan.work import BYTES, Profile, Setting, gradient_bytes, slot_bytes
-from paceline.model.config import ModelConfig
+from paceline.lab.plan.gpus import GPUS
+from paceline.lab.plan.work import Setting, table_bytes
+from paceline.parallel.memory_model import Execution, Memory, step_memory
+from paceline.parallel.share import share_of_batch
+from paceline.train.config import RunConfig
 
 GIB = 2**30
-CHUNK_TOKENS = 8_192
-"""Tokens of which the fast head and `--head.backend chunked` hold the logits."""
-STARTS: dict[Profile, float] = {"reference": 2.0, "fast": 4.0}
-"""Bytes of a logit where nothing was measured: as bf16, and twice that for product and gradient of a chunk."""
 USABLE = 0.92
 """Share of a GPU's memory that a run can have; the rest is the context's, the libraries' and lost between blocks."""
 
@@ -29,74 +24,85 @@ class MemoryFigure:
     gib: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Bytes by what they hold."""
-
-    parameters: float
-    gradients: float
-    optimizer: float
-    activations: float
-    logits: float
-
-    @property
-    def gib(self) -> float:
-        return (self.parameters + self.gradients + self.optimizer + self.activations + self.logits) / GIB
+def memory(at: Setting) -> Memory:
+    """Of a step. Shared moments of Adam are held by each rank for its rows only."""
+    config, ranks = at.config, at.cluster.gpus
+    whole = step_memory(config.model, config.optim, share_of_batch(config.batch, ranks), _execution(at))
+    elsewhere = 2 * table_bytes(config.model) * (ranks - 1) // ranks if config.parallel.shard_adam else 0
+    return replace(whole, slots=whole.slots - elsewhere)
 
 
-def memory(at: Setting, bytes_per_logit: float) -> Memory:
-    held = gradient_bytes(at.config.model)
-    copied = at.cluster.gpus > 1 and not at.config.parallel.bucket_views
-    return Memory(
-        parameters=held,
-        gradients=held * (2 if copied else 1),
-        optimizer=slot_bytes(at.config),
-        activations=at.micro_tokens * _kept_bytes(at),
-        logits=bytes_per_logit * _logits(at),
+def peak_gib(at: Setting) -> float:
+    return memory(at).peak / GIB
+
+
+def fits(at: Setting) -> bool:
+    return peak_gib(at) <= USABLE * at.cluster.kind.memory_gib
+
+
+def _execution(at: Setting) -> Execution:
+    config = at.config
+    common = Execution(
+        compiled=config.train.compile,
+        recompute=config.train.recompute,
+        gradient_copies=2 if at.cluster.gpus > 1 and not config.parallel.bucket_views else 1,
+    )
+    if at.profile == "fast":
+        mlp = "fused" if config.model.activation == "relu2" else "reference"
+        return replace(common, attention="ranges", heads="fused", mlp=mlp, head="fused")
+    attention = "flex" if config.train.compile else "reference"  # flex is for compiled runs only
+    head = "chunked" if config.head.backend == "chunked" else "reference"
+    return replace(common, attention=attention, head=head)
+
+
+def remedy(at: Setting) -> str:
+    """The first change that makes the run fit; those that cost little come first."""
+    for flags, changed in _remedies(at):
+        if fits(changed):
+            return flags
+    for name in sorted(GPUS, key=lambda name: GPUS[name].memory_gib):
+        elsewhere = replace(at, cluster=replace(at.cluster, gpu=name))
+        for flags, changed in [("", elsewhere), *_remedies(elsewhere)]:
+            if fits(changed):
+                return f"--gpu {name} {flags}".strip()
+    least = min(peak_gib(changed) for _, changed in _remedies(at))
+    return (
+        f"a smaller model or a shorter --batch.sequence-tokens: with every saving it still takes {least:,.0f} GiB, "
+        "which no GPU of the table has"
     )
 
 
-def fit_logits(profile: Profile, figures: Sequence[MemoryFigure]) -> float:
-    """Bytes of a logit, from the peaks that were measured with this profile."""
-    mine = [figure for figure in figures if figure.setting.profile == profile]
-    if not mine:
-        return STARTS[profile]
-    known = [memory(figure.setting, 0.0).gib for figure in mine]
-    logits = [_logits(figure.setting) / GIB for figure in mine]
-    missing = [figure.gib - gib for figure, gib in zip(mine, known, strict=True)]
-    return sum(a * b for a, b in zip(missing, logits, strict=True)) / sum(b * b for b in logits)
+def _remedies(at: Setting) -> Iterator[tuple[str, Setting]]:
+    """(flags, the run with them): smaller micro-batches, shared moments, a head in chunks, recomputation, and these
+    together."""
+    saved, flags = at, ""
+    for tokens in _smaller_micro_batches(at):
+        yield f"--batch.micro-tokens {tokens}", _with_micro_tokens(at, tokens)
+    for flag, change in _savings(at):
+        saved, flags = replace(saved, config=change(saved.config)), f"{flags} {flag}".strip()
+        yield flag, replace(at, config=change(at.config))
+        yield flags, saved
+    for tokens in _smaller_micro_batches(at):
+        yield f"{flags} --batch.micro-tokens {tokens}", _with_micro_tokens(saved, tokens)
 
 
-def _logits(at: Setting) -> float:
-    """How many exist at once."""
-    chunked = at.profile == "fast" or at.config.head.backend in ("chunked", "fused")
-    return at.config.model.head_rows * (min(CHUNK_TOKENS, at.micro_tokens) if chunked else at.micro_tokens)
+def _smaller_micro_batches(at: Setting) -> list[int]:
+    length = at.config.batch.sequence_tokens
+    sequences, now = at.tokens // length, at.micro_tokens // length
+    return [n * length for n in range(now - 1, 0, -1) if sequences % n == 0]
 
 
-def _kept_bytes(at: Setting) -> float:
-    """Of one token. With recomputation, each block's input and the inside of one block at a time."""
-    m = at.config.model
-    attentions = m.num_layers - len(m.attentionless)
-    inside = m.num_layers * _block_bytes(m, at.profile) + attentions * _attention_bytes(m)
-    tables = BYTES[m.precision.compute] * m.num_value_tables * m.kv_width
-    if at.config.train.recompute:
-        inside = inside / m.num_layers + m.num_layers * _stream_bytes(m) * m.width
-    return inside + tables
+def _savings(at: Setting) -> list[tuple[str, Callable[[RunConfig], RunConfig]]]:
+    """(flag, what it does to a config), in the order of their price."""
+    sharded = ("--parallel.shard-adam", lambda c: replace(c, parallel=replace(c.parallel, shard_adam=True)))
+    chunked = ("--head.backend chunked", lambda c: replace(c, head=replace(c.head, backend="chunked")))
+    recomputed = ("--train.recompute", lambda c: replace(c, train=replace(c.train, recompute=True)))
+    return [
+        *([sharded] if at.cluster.gpus > 1 else []),
+        *([chunked] if at.profile == "reference" else []),
+        recomputed,
+    ]
 
 
-def _stream_bytes(m: ModelConfig) -> int:
-    return 4 if m.precision.mode == "autocast" else BYTES[m.precision.compute]
-
-
-def _block_bytes(m: ModelConfig, profile: Profile) -> float:
-    """Inputs of both branches, before and after their norm and mix; hidden values, once where the fused MLP derives the
-    slope from its result."""
-    streams = 3 if m.x0_mix else 2
-    hidden = 1 if profile == "fast" and m.activation == "relu2" else 2
-    return _stream_bytes(m) * streams * m.width + BYTES[m.precision.compute] * (2 * m.width + hidden * m.mlp_width)
-
-
-def _attention_bytes(m: ModelConfig) -> float:
-    """Queries and keys before and after norm and rotary, values before and after their mix, outputs, log-sums."""
-    raw = (m.width + m.kv_width if m.qk_norm != "none" else 0) + (m.kv_width if m.value_path != "plain" else 0)
-    return BYTES[m.precision.compute] * (raw + m.width + 2 * m.kv_width + m.width) + 4 * m.num_heads
+def _with_micro_tokens(at: Setting, tokens: int) -> Setting:
+    return replace(at, config=replace(at.config, batch=replace(at.config.batch, micro_tokens=tokens)))

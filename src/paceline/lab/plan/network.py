@@ -2,13 +2,15 @@
 
 Gradients are summed over all ranks in the format in which they are kept: rings inside a node, then one ring over the
 nodes that shares their network. Results of Muon are gathered in its working format. A compiled backward pass hands over
-all gradients at its end, so none of their exchange is hidden; otherwise most of it is.
+all gradients at its end, so a step waits for the exchange of the matrices' gradients, and in the records' scripts for
+the tables', too. Ours travel while Muon works (`parallel.tables`).
 """
 
 import math
+from dataclasses import dataclass
 
 from paceline.lab.plan.gpus import Cluster
-from paceline.lab.plan.work import BYTES, Setting, Work, gradient_bytes
+from paceline.lab.plan.work import BYTES, Setting, Work, matrix_bytes, table_bytes
 from paceline.metrics.flops import block_matrix_weights
 
 BUCKET_BYTES = 25 * 2**20
@@ -17,53 +19,54 @@ HOP_S = 5e-6
 """Latency of one hop; an exchange takes two for each doubling of the ranks."""
 EXPOSED_UNCOMPILED = 0.3
 """Share of the exchange of gradients that outlasts an uncompiled backward pass."""
-EXPOSED_GATHER = 0.5
-"""Share of Muon's gather that is not behind the work on the next stack."""
+EXPOSED_BESIDE_MUON = 0.5
+"""Share of an exchange that outlasts the work on Muon's matrices beside it. Not measured."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    size: int
+    """Bytes over which all ranks agree."""
+    crossings: int
+    """Of each link: 2 for a sum, 1 for a gather."""
+    exposed: float
+    """Share that a step waits for."""
+
+
+def exchanges(at: Setting) -> list[Exchange]:
+    m, muon = at.config.model, at.config.optim.matrices == "muon"
+    after_backward = 1.0 if at.config.train.compile else EXPOSED_UNCOMPILED
+    beside_muon = EXPOSED_BESIDE_MUON if at.profile == "fast" and muon else after_backward
+    found = [Exchange(matrix_bytes(m), 2, after_backward), Exchange(table_bytes(m), 2, beside_muon)]
+    if muon and at.shares_matrices:
+        results = BYTES[at.config.optim.muon.ns_dtype] * block_matrix_weights(m)
+        found.append(Exchange(results, 1, EXPOSED_BESIDE_MUON))
+    if at.config.parallel.shard_adam:
+        found.append(Exchange(table_bytes(m), 1, EXPOSED_BESIDE_MUON))
+    return found if at.cluster.gpus > 1 else []
 
 
 def sent_bytes(at: Setting) -> float:
     """By one GPU in a step."""
-    share = (at.cluster.gpus - 1) / at.cluster.gpus
-    return 2 * share * gradient_bytes(at.config.model) + share * _gathered_bytes(at)
+    return (at.cluster.gpus - 1) / at.cluster.gpus * sum(e.crossings * e.size for e in exchanges(at))
 
 
 def exchange(at: Setting) -> list[Work]:
     """All of the traffic, hidden or not."""
-    return [*_reduced(at), *_gathered(at)]
+    return [work for each in exchanges(at) for work in _travel(at.cluster, each, share=1.0)]
 
 
 def exposed_exchange(at: Setting) -> list[Work]:
     """The part that a step waits for."""
-    share = 1.0 if at.config.train.compile else EXPOSED_UNCOMPILED
-    return [*_part(_reduced(at), share), *_part(_gathered(at), EXPOSED_GATHER)]
+    return [work for each in exchanges(at) for work in _travel(at.cluster, each, share=each.exposed)]
 
 
-def _part(work: list[Work], share: float) -> list[Work]:
-    return [Work(item.kind, item.resource, item.seconds * share) for item in work]
-
-
-def _reduced(at: Setting) -> list[Work]:
-    return _travel(at.cluster, gradient_bytes(at.config.model), crossings=2)
-
-
-def _gathered(at: Setting) -> list[Work]:
-    return _travel(at.cluster, _gathered_bytes(at), crossings=1)
-
-
-def _gathered_bytes(at: Setting) -> int:
-    muon = at.config.optim.matrices == "muon" and at.shares_matrices
-    return BYTES[at.config.optim.muon.ns_dtype] * block_matrix_weights(at.config.model) if muon else 0
-
-
-def _travel(cluster: Cluster, size: int, *, crossings: int) -> list[Work]:
-    """`size` bytes summed (two crossings of each link) or gathered (one) over all ranks."""
-    if cluster.gpus == 1 or not size:
-        return []
+def _travel(cluster: Cluster, each: Exchange, *, share: float) -> list[Work]:
     inside, nodes = min(cluster.gpus, cluster.gpus_per_node), cluster.nodes
-    on_links = (inside - 1) / inside * size / (cluster.kind.link_gb_s * 1e9)
-    between = (nodes - 1) / nodes * size / (cluster.node_gb_s * 1e9)
-    hops = math.ceil(size / BUCKET_BYTES) * math.log2(cluster.gpus) * HOP_S
+    on_links = (inside - 1) / inside * each.size / (cluster.kind.link_gb_s * 1e9)
+    between = (nodes - 1) / nodes * each.size / (cluster.node_gb_s * 1e9)
+    hops = math.ceil(each.size / BUCKET_BYTES) * math.log2(cluster.gpus) * HOP_S
     return [
-        Work("communication", "link", crossings * (on_links + between)),
-        Work("communication", "fixed", crossings * hops),
+        Work("communication", "link", share * each.crossings * (on_links + between)),
+        Work("communication", "fixed", share * each.crossings * hops),
     ]

@@ -10,8 +10,8 @@ from paceline.lab.cards import DOCS
 from paceline.lab.plan.efficiency import fit, seconds, step_work
 from paceline.lab.plan.figures import held_out_figures, memory_figures, step_figures
 from paceline.lab.plan.gpus import GPUS
-from paceline.lab.plan.memory import fit_logits, memory
-from paceline.lab.plan.plan import bytes_per_logit, efficiencies_of, step_seconds
+from paceline.lab.plan.memory import peak_gib
+from paceline.lab.plan.plan import efficiencies_of, step_seconds
 from paceline.lab.plan.work import Profile
 from paceline.metrics.flops import DENSE_BF16_FLOPS
 
@@ -35,16 +35,15 @@ A step is a sum over classes of work, each bound by one resource ([work.py](../s
 
 {work}
 
-A compiled backward pass hands over its gradients at the end, so their exchange is exposed. Memory counts parameters,
-gradients, optimizer slots and what the forward pass keeps ([memory.py](../src/paceline/lab/plan/memory.py)). Not in the
-model: stragglers, reading data, failures, saving checkpoints, power limits. A small model is slower than foretold: its
-products do not reach the efficiency that was measured at a width of 768.
+A compiled backward pass hands over its gradients at the end, so a step waits for their exchange, but for what travels
+while Muon works. Memory is counted, not fitted ([memory_model.py](../src/paceline/parallel/memory_model.py)). Not in
+the model: stragglers, reading data, failures, saving checkpoints, power limits. A small model is slower than foretold:
+its products do not reach the efficiency that was measured at a width of 768.
 
 ## What was fitted
 
-Five efficiencies a profile, by least squares on measured steps, and the bytes of a logit on measured peaks
-([figures.py](../src/paceline/lab/plan/figures.py)). `link` and, on one GPU, `newton_schulz` are mostly where they
-started: no fast step was measured on several GPUs yet.
+Five efficiencies a profile, by least squares on measured steps ([figures.py](../src/paceline/lab/plan/figures.py)).
+`link` and, on one GPU, `newton_schulz` are mostly where they started: no fast step was measured on several GPUs yet.
 """
 
 WORK = (
@@ -73,26 +72,29 @@ WORK = (
 
 ERRORS = """## Errors
 
-Every figure, the prediction, and the prediction of a fit that has seen no figure of that record, on any machine. Unseen
+Every figure, the prediction, and the prediction of a fit that has seen no figure of that record on any machine. Unseen
 by the fit only: where it starts, and how often kernels cross memory, was read off profiles of record 18 on one H200.
-`original`: the record's script; `plain`, `fused`: ours with `reference` and `fast` paths. Left out: steps taken while
-other processes used the card, and peaks of 37 GiB from the first runs of records 17 and 18, which later code undercut.
-Records 4, 13 and 15 are in no fit; record 4 decided that a head of odd size is slow, 13 and 15 decided nothing.
+`original`: the record's script; `plain`: our `reference` paths; `fused`: our `fast` paths in their first version, when
+they still kept queries and keys from before their norm, which the count of memory no longer has. Left out: steps taken
+while other processes used the card, and peaks of 37 GiB from the first runs of records 17 and 18, which later code
+undercut. Records 4, 13 and 15 are in no fit; record 4 decided that a head of odd size is slow, 13 and 15 decided
+nothing.
 """
 
 
 @dataclass(frozen=True)
 class Check:
-    """A figure, what the planner says, and what it would say had it never seen that record in that profile."""
+    """A figure, what the planner says, and what it would say had it never seen that record: None if nothing is
+    fitted."""
 
     source: str
     measured: float
-    fitted: float
-    unseen: float
+    predicted: float
+    unseen: float | None
 
     @property
-    def errors(self) -> tuple[float, float]:
-        return self.fitted / self.measured - 1, self.unseen / self.measured - 1
+    def errors(self) -> list[float]:
+        return [value / self.measured - 1 for value in (self.predicted, self.unseen) if value is not None]
 
 
 def step_checks() -> list[Check]:
@@ -105,13 +107,7 @@ def step_checks() -> list[Check]:
 
 
 def memory_checks() -> list[Check]:
-    figures, checks = memory_figures(), []
-    for figure in figures:
-        at, profile = figure.setting, figure.setting.profile
-        others = [other for other in figures if other.setting.config.preset != at.config.preset]
-        fitted, unseen = memory(at, bytes_per_logit(profile)), memory(at, fit_logits(profile, others))
-        checks.append(Check(figure.source, figure.gib, fitted.gib, unseen.gib))
-    return checks
+    return [Check(figure.source, figure.gib, peak_gib(figure.setting), None) for figure in memory_figures()]
 
 
 def page() -> str:
@@ -133,20 +129,21 @@ def _efficiencies() -> str:
         [
             f"`{profile}`",
             *(f"{efficiencies_of(profile)[name]:.2f}" for name in names),
-            f"{bytes_per_logit(profile):.1f}",
         ]
         for profile in PROFILES
     ]
-    return _table(["profile", *(f"`{name}`" for name in names), "bytes of a logit"], rows)
+    return _table(["profile", *(f"`{name}`" for name in names)], rows)
 
 
 def _errors(quantity: str, checks: Sequence[Check], form: str) -> str:
     rows = []
     for check in checks:
-        measured, fitted, unseen = (form.format(value) for value in (check.measured, check.fitted, check.unseen))
-        error, unseen_error = (f"{error:+.1%}" for error in check.errors)
-        rows.append([check.source, measured, fitted, error, unseen, unseen_error])
-    return _table([quantity, "measured", "predicted", "error", "record unseen", "error"], rows)
+        predicted = [value for value in (check.predicted, check.unseen) if value is not None]
+        pairs = zip(predicted, check.errors, strict=True)
+        rows.append(
+            [check.source, form.format(check.measured), *(f"{form.format(value)} ({e:+.1%})" for value, e in pairs)]
+        )
+    return _table([quantity, "measured", "predicted", "record unseen"][: len(rows[0])], rows)
 
 
 def _gpus() -> str:

@@ -7,14 +7,13 @@ step is a sum over classes of work, every GPU does the same, and the slowest of 
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from paceline.core.errors import ConfigError
 from paceline.lab.plan.efficiency import Efficiencies, fit, seconds, step_work
-from paceline.lab.plan.figures import memory_figures, step_figures
-from paceline.lab.plan.gpus import GPUS
-from paceline.lab.plan.memory import GIB, USABLE, fit_logits, memory
+from paceline.lab.plan.figures import step_figures
+from paceline.lab.plan.memory import GIB, USABLE, fits, memory, remedy
 from paceline.lab.plan.network import exchange, exposed_exchange, sent_bytes
 from paceline.lab.plan.work import Profile, Resource, Setting, Work, computation, optimizer
 from paceline.metrics.flops import mean_flops_per_token, parameter_counts
@@ -23,6 +22,7 @@ START_S = {True: 110.0, False: 10.0}
 """Launch to step 10 with an empty compile cache, measured on one H200; and for a run that does not compile."""
 FORWARD_SHARE = 1 / 3
 """Of a step's computation: a validation has no backward pass."""
+MEMORY_PARTS = ("weights", "slots", "gradients", "activations", "head_kept", "head", "block", "update")
 MEASURED_ON = ("h100", "h200")
 MEASURED_WIDTHS = (384, 1536)
 """Half and twice the width of the models that were measured."""
@@ -73,14 +73,15 @@ class Plan:
     cost: float
     """USD, from launch to end."""
     memory_gib: float
+    """At the fullest moment of a step."""
     memory_parts_gib: dict[str, float]
+    """What there is in the course of one, not all at once."""
     usable_gib: float
     """What a run can have of the GPU's memory."""
     fits: bool
     remedy: str | None
     """The smallest change with which it fits."""
     efficiencies: dict[Resource, float]
-    bytes_per_logit: float
     limit: str
     notes: list[str]
 
@@ -93,7 +94,7 @@ def plan(at: Setting, *, price: float | None = None) -> Plan:
     compute_s = sum(parts.values())
     step_s = compute_s + optimizer_s + exposed_s
     config, cluster = at.config, at.cluster
-    needed = memory(at, bytes_per_logit(at.profile))
+    needed = memory(at)
     train_s, start_s = config.steps * step_s, START_S[config.train.compile]
     validation_s = _validated_tokens(at) / config.batch.tokens * compute_s * FORWARD_SHARE
     gpu_hours = (train_s + validation_s + start_s) * cluster.gpus / 3600
@@ -129,13 +130,12 @@ def plan(at: Setting, *, price: float | None = None) -> Plan:
         gpu_hours=gpu_hours,
         price=price,
         cost=gpu_hours * price,
-        memory_gib=needed.gib,
-        memory_parts_gib={name: value / GIB for name, value in asdict(needed).items()},
+        memory_gib=needed.peak / GIB,
+        memory_parts_gib={name: getattr(needed, name) / GIB for name in MEMORY_PARTS},
         usable_gib=USABLE * cluster.kind.memory_gib,
-        fits=_fits(at),
-        remedy=None if _fits(at) else remedy(at),
+        fits=fits(at),
+        remedy=None if fits(at) else remedy(at),
         efficiencies=dict(efficiencies),
-        bytes_per_logit=bytes_per_logit(at.profile),
         limit=_limit(at, efficiencies),
         notes=_notes(at),
     )
@@ -144,11 +144,6 @@ def plan(at: Setting, *, price: float | None = None) -> Plan:
 @functools.cache
 def efficiencies_of(profile: Profile) -> Efficiencies:
     return fit(profile, step_figures())
-
-
-@functools.cache
-def bytes_per_logit(profile: Profile) -> float:
-    return fit_logits(profile, memory_figures())
 
 
 def step_seconds(at: Setting) -> float:
@@ -189,55 +184,6 @@ def _utilisation(at: Setting, step_s: float) -> float:
     length = at.config.batch.sequence_tokens
     per_token = mean_flops_per_token(at.config.model, sequence_tokens=length, steps=at.config.steps)
     return per_token * at.tokens / step_s / at.flops_per_s
-
-
-# ---- memory
-
-
-def _fits(at: Setting) -> bool:
-    return memory(at, bytes_per_logit(at.profile)).gib <= USABLE * at.cluster.kind.memory_gib
-
-
-def remedy(at: Setting) -> str:
-    """The first change that makes the run fit: those that cost nothing come first."""
-    for flags, changed in _remedies(at):
-        if _fits(changed):
-            return flags
-    for name in sorted(GPUS, key=lambda name: GPUS[name].memory_gib):
-        elsewhere = replace(at, cluster=replace(at.cluster, gpu=name))
-        for flags, changed in [("", elsewhere), *_remedies(elsewhere)]:
-            if _fits(changed):
-                return f"--gpu {name} {flags}".strip()
-    least = min(memory(changed, bytes_per_logit(at.profile)).gib for _, changed in _remedies(at))
-    return (
-        f"a smaller model or a shorter --batch.sequence-tokens: with every saving it still takes {least:,.0f} GiB, "
-        "which no GPU of the table has"
-    )
-
-
-def _remedies(at: Setting) -> Iterator[tuple[str, Setting]]:
-    """(flags, the run with them): smaller micro-batches, a head in chunks, recomputation, and these together."""
-    config, length = at.config, at.config.batch.sequence_tokens
-    now = at.micro_tokens // length
-    smaller = [n * length for n in range(now - 1, 0, -1) if at.tokens // length % n == 0]
-    chunked = replace(at, config=replace(config, head=replace(config.head, backend="chunked")))
-    for tokens in smaller:
-        yield f"--batch.micro-tokens {tokens}", _in_micro_batches(at, tokens)
-    if at.profile == "reference":
-        yield "--head.backend chunked", chunked
-    yield "--train.recompute", _recomputed(at)
-    flags = "--train.recompute" + (" --head.backend chunked" if at.profile == "reference" else "")
-    yield flags, _recomputed(chunked)
-    for tokens in smaller:
-        yield f"{flags} --batch.micro-tokens {tokens}", _in_micro_batches(_recomputed(chunked), tokens)
-
-
-def _in_micro_batches(at: Setting, tokens: int) -> Setting:
-    return replace(at, config=replace(at.config, batch=replace(at.config.batch, micro_tokens=tokens)))
-
-
-def _recomputed(at: Setting) -> Setting:
-    return replace(at, config=replace(at.config, train=replace(at.config.train, recompute=True)))
 
 
 # ---- in words

@@ -27,6 +27,7 @@ def show(plan: Plan) -> None:
 def _facts(plan: Plan) -> Table:
     nodes = f" on {plan.nodes:,} nodes" if plan.nodes > 1 else ""
     growth = f", {_time(plan.first_step_s)} at first, {_time(plan.last_step_s)} at last"
+    weights, slots, activations = (plan.memory_parts_gib[name] for name in ("weights", "slots", "activations"))
     facts = {
         "run": f"{plan.preset}, {human_count(plan.parameters)} parameters, {plan.steps:,} steps of "
         f"{plan.tokens_per_step:,} tokens, {plan.gpus:,} × {plan.gpu}{nodes}, {plan.profile} paths",
@@ -34,7 +35,8 @@ def _facts(plan: Plan) -> Table:
         "throughput": f"{human_count(plan.tokens_per_s)} tokens a second, {plan.mfu:.1%} of the peak",
         "to the end": f"{_long(plan.train_s)} of steps, {_long(plan.wall_s)} with start and validation",
         "cost": f"{plan.gpu_hours:,.2f} GPU-hours, {plan.cost:,.2f} USD at {plan.price:.2f} an hour",
-        "memory": f"{plan.memory_gib:,.1f} GiB of {plan.usable_gib:.1f} usable ({_parts(plan)})",
+        "memory": f"{plan.memory_gib:,.1f} GiB of {plan.usable_gib:.1f} usable "
+        f"(weights {weights:.1f}, optimizer {slots:.1f}, activations {activations:.1f})",
         "one GPU": f"{plan.micro_batches} × {plan.micro_tokens:,} tokens a step, sends "
         f"{plan.communication_bytes / 1e9:.3g} GB",
     }
@@ -42,10 +44,6 @@ def _facts(plan: Plan) -> Table:
     for name, value in facts.items():
         table.add_row(name, value)
     return table
-
-
-def _parts(plan: Plan) -> str:
-    return ", ".join(f"{name} {gib:,.1f}" for name, gib in plan.memory_parts_gib.items())
 
 
 def _split(plan: Plan) -> Table:

@@ -30,9 +30,9 @@ LAUNCHES_PER_MATRIX = 22
 ALIGNED, MISALIGNED_COST = 8, 2.0
 """Rows of a head that are no multiple of 8 leave its rows of bf16 logits off the 16-byte steps that fast products load.
 The cost is a guess, taken because record 4, which has such a head, is 16 % slower than foretold without it."""
-ADAM_CROSSINGS, MUON_CROSSINGS = 3.5, 10.0
-"""Bytes that an update moves for each byte of its slots: weight, gradient and slots, read and written; for Muon also
-the stacked gradients, directions and results."""
+ADAM_CROSSINGS, MUON_CROSSINGS = 7.0, 10.0
+"""How often an update crosses memory, in sizes of what it moves: weight and slots read and written, the gradient read;
+for Muon also the stacked gradients, directions and results."""
 TILE, PROCESSORS = 128, 132
 """Side of a product's tile, and processors of a GPU that want one each: a small matrix leaves most of them idle."""
 EVERY_RANK_COMPUTES_ALL = ("r04-muon", "r05-modern-arch")
@@ -167,7 +167,7 @@ def _embeddings(at: Setting) -> Work:
     m, micro_batches = at.config.model, at.tokens / at.micro_tokens
     row = m.width + m.kv_width * sum(table is not None for table in m.value_table_of_layer)
     lookups = 14 * row * at.tokens
-    per_micro_batch = 10 * row * m.embedding_rows + 6 * _matrix_weights(m) + 3 * gradient_bytes(m)
+    per_micro_batch = 10 * row * m.embedding_rows + 6 * _matrix_weights(m) + 3 * (matrix_bytes(m) + table_bytes(m))
     return Work("other", "memory", (lookups + per_micro_batch * micro_batches) / at.bytes_per_s)
 
 
@@ -177,11 +177,12 @@ def _seconds(at: Setting, widths_per_token: float) -> float:
 
 
 def optimizer(at: Setting) -> list[Work]:
-    muon = 4 * block_matrix_weights(at.config.model) if at.config.optim.matrices == "muon" else 0
-    moved = ADAM_CROSSINGS * (slot_bytes(at.config) - muon) + MUON_CROSSINGS * muon
+    model, muon = at.config.model, at.config.optim.matrices == "muon"
+    tables = table_bytes(model) / (at.cluster.gpus if at.config.parallel.shard_adam else 1)
+    moved = ADAM_CROSSINGS * tables + (MUON_CROSSINGS if muon else ADAM_CROSSINGS) * matrix_bytes(model)
     work = [Work("optimizer", "memory", moved / at.bytes_per_s)]
     if muon:
-        for (rows, columns), count in matrix_shapes(at.config.model).items():
+        for (rows, columns), count in matrix_shapes(model).items():
             work += _orthogonalised(at, rows, columns, count)
     return work
 
@@ -214,18 +215,12 @@ def _matrix_weights(m: ModelConfig) -> int:
     return block_matrix_weights(m) + m.head_rows * m.width
 
 
-def _table_weights(m: ModelConfig) -> int:
-    return m.embedding_rows * (m.width + m.num_value_tables * m.kv_width)
+def matrix_bytes(m: ModelConfig) -> int:
+    """Of the blocks' matrices, which are kept in fp32."""
+    return 4 * block_matrix_weights(m)
 
 
-def gradient_bytes(m: ModelConfig) -> int:
-    """Of all parameters, in the format in which they are kept and exchanged. A tied head is a table."""
-    head = 0 if m.tied_head else m.head_rows * m.width
-    return 4 * (block_matrix_weights(m) + head) + BYTES[m.precision.embeddings] * _table_weights(m)
-
-
-def slot_bytes(config: RunConfig) -> int:
-    """Of what the optimizer keeps: two moments for Adam in the parameter's format, one fp32 momentum for Muon."""
-    adam = gradient_bytes(config.model) - 4 * block_matrix_weights(config.model)
-    matrices = 4 * block_matrix_weights(config.model)
-    return 2 * adam + (matrices if config.optim.matrices == "muon" else 2 * matrices)
+def table_bytes(m: ModelConfig) -> int:
+    """Of embeddings and head, in the format in which they, their gradients and each of their moments are kept."""
+    embeddings = m.embedding_rows * (m.width + m.num_value_tables * m.kv_width)
+    return BYTES[m.precision.embeddings] * embeddings + (0 if m.tied_head else 4 * m.head_rows * m.width)
