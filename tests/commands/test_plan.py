@@ -75,6 +75,8 @@ def test_a_person_reads_the_split_and_what_limits_the_run(capsys: pytest.Capture
     for words in ("where a step goes", "head and loss", "communication", "GPU-hours", "Matrix products take"):
         assert words in said
     assert "note:" not in said  # eight H100 and this model are what was measured
+    assert main(["plan", "r18-softcap", "--gpus", "8", "--gpu", "h100"]) == 0
+    assert "note: no step with fast paths was measured on several GPUs" in capsys.readouterr().out
 
 
 def test_a_run_that_does_not_fit_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +84,7 @@ def test_a_run_that_does_not_fit_is_an_answer(capsys: pytest.CaptureFixture[str]
     assert main(["plan", *argv]) == 0
     said = capsys.readouterr().out
     assert re.search(r"It does not fit: [\d.]+ GiB needed, 21\.7 usable\. Remedy: --head\.backend chunked", said)
-    assert "note: no step was measured on 4090" in said
+    assert "note: no step with reference paths was measured on 4090" in said
     assert planned(capsys, *argv)["fits"] is False
 
 

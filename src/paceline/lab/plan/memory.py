@@ -45,6 +45,7 @@ def _execution(at: Setting) -> Execution:
     common = Execution(
         compiled=config.train.compile,
         recompute=config.train.recompute,
+        head_chunk_tokens=config.head.chunk_tokens,
         gradient_copies=2 if at.cluster.gpus > 1 and not config.parallel.bucket_views else 1,
     )
     if at.profile == "fast":

@@ -23,7 +23,7 @@ START_S = {True: 110.0, False: 10.0}
 FORWARD_SHARE = 1 / 3
 """Of a step's computation: a validation has no backward pass."""
 MEMORY_PARTS = ("weights", "slots", "gradients", "activations", "head_kept", "head", "block", "update")
-MEASURED_ON = ("h100", "h200")
+MEASURED_ON: dict[Profile, tuple[str, ...]] = {"reference": ("h100", "h200"), "fast": ("h200",)}
 MEASURED_WIDTHS = (384, 1536)
 """Half and twice the width of the models that were measured."""
 
@@ -215,8 +215,11 @@ def _notes(at: Setting) -> list[str]:
     """Where the prediction goes beyond what was measured."""
     low, high = MEASURED_WIDTHS
     asked = {
-        f"no step was measured on {at.cluster.gpu}; efficiencies are those of {' and '.join(MEASURED_ON)}, and fused "
-        "kernels may be missing there": at.cluster.gpu not in MEASURED_ON,
+        f"no step with {at.profile} paths was measured on {at.cluster.gpu}; efficiencies are those of "
+        f"{' and '.join(MEASURED_ON[at.profile])}": at.cluster.gpu not in MEASURED_ON[at.profile],
+        "kernels of our own are written for Hopper and may be missing here": at.profile == "fast"
+        and not at.cluster.gpu.startswith("h"),
+        "no step with fast paths was measured on several GPUs": at.profile == "fast" and at.cluster.gpus > 1,
         "no step was measured on several nodes": at.cluster.nodes > 1,
         f"a width of {at.config.model.width:,} is far from the measured 768": not low <= at.config.model.width <= high,
         "products in fp32 were not measured": at.config.model.precision.compute == "fp32",
