@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-Ending = Literal["none", "relu2", "relu2_backward", "exp_sums"]
+Ending = Literal["none", "relu2", "relu2_backward"]
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,12 @@ class Tiles:
     group: int = 16
     stages: int = 4
     warps: int = 8
-    together: int = 1
-    """Programs on one multiprocessor: with two, one's ending runs under the other's products."""
 
 
 TILES = {
-    "none": Tiles(stages=3, group=32),
-    "relu2": Tiles(),
+    "none": Tiles(group=32),
+    "relu2": Tiles(group=32),
     "relu2_backward": Tiles(stages=3, group=8),  # the kept values need a stage's room
-    "exp_sums": Tiles(n=128, stages=3, warps=4, together=2),
 }
 
 
@@ -50,8 +47,6 @@ def product_tiles(
     b_desc,
     c_desc,
     kept_desc,
-    sums_ptr,
-    cap,
     rows,
     columns,
     depth,
@@ -63,8 +58,7 @@ def product_tiles(
     GROUP_M: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
-    """c (rows, columns) = ending(a bᵀ). a (rows, depth); b (columns, depth), or B_BY_DEPTH (depth, columns); kept as c;
-    sums (rows, column tiles)."""
+    """c (rows, columns) = ending(a bᵀ). a (rows, depth); b (columns, depth), B_BY_DEPTH (depth, columns); kept as c."""
     row_tiles = tl.cdiv(rows, BLOCK_M)
     group_tiles = GROUP_M * tl.cdiv(columns, BLOCK_N)
     for tile in tl.range(tl.program_id(0), row_tiles * tl.cdiv(columns, BLOCK_N), PROGRAMS, flatten=True):
@@ -89,41 +83,11 @@ def product_tiles(
         if ENDING == "relu2_backward":
             right *= 2.0 * tl.sqrt(kept_desc.load([m, middle]).to(tl.float32))
         c_desc.store([m, middle], right.to(c_desc.dtype))
-        if ENDING == "exp_sums":
-            offsets = tl.arange(0, BLOCK_N // 2)[None, :]
-            total = _exp_sum(left.to(c_desc.dtype), n + offsets < columns, cap)
-            total += _exp_sum(right.to(c_desc.dtype), middle + offsets < columns, cap)
-            row = m + tl.arange(0, BLOCK_M)
-            place = row.to(tl.int64) * tl.cdiv(columns, BLOCK_N) + n // BLOCK_N
-            tl.store(sums_ptr + place, total, mask=row < rows)
-
-
-@triton.jit
-def _exp_sum(z, inside, cap):
-    """Row sums of exp(capped z), of the columns inside."""
-    return tl.sum(tl.where(inside, tl.exp(cap * tanh(z.to(tl.float32) * (1.0 / cap))), 0.0), 1)
-
-
-@triton.jit
-def tanh(x):
-    """x P(x²)/Q(x²) on [-6, 6], within 3e-7 of tanh; beyond, tanh(6), within 1.3e-5. It takes one special function
-    where exponentials take two, and those are what the kernels of the loss wait for. Fitted by least squares."""
-    x = tl.minimum(tl.maximum(x, -6.0), 6.0)
-    s = x * x
-    p = ((4.50662795e-06 * s + 2.39123084e-03) * s + 0.124265780) * s + 0.999998692
-    q = ((1.55124335e-04 * s + 2.15948640e-02) * s + 0.457594115) * s + 1.0
-    r = tl.rsqrt(q)
-    return x * p * (r * r)
 
 
 def describable(columns: int, dtype: torch.dtype) -> bool:
     """Whether the copy engine can address rows of so many columns: their pitch must be a multiple of 16 bytes."""
     return columns * dtype.itemsize % 16 == 0
-
-
-def sum_tiles(columns: int) -> int:
-    """Sums per row that the ending `exp_sums` makes."""
-    return int(triton.cdiv(columns, TILES["exp_sums"].n))
 
 
 def product(
@@ -133,27 +97,23 @@ def product(
     kept: Tensor | None = None,
     *,
     out: Tensor | None = None,
-    sums: Tensor | None = None,
-    cap: float = 1.0,
 ) -> Tensor:
     """ending(a bᵀ), a (rows, depth) contiguous and b (columns, depth) contiguous or the transpose of such; so is out.
 
     `relu2`: relu(z)². `relu2_backward`: z·2·sqrt(kept), `kept` being activated values: the gradient z carried through
-    the activation. `exp_sums`: z, and sums of exp(cap·tanh(z/cap)) into `sums` (rows, `sum_tiles`), z as rounded."""
+    the activation."""
     rows, depth, columns = a.size(0), a.size(1), b.size(0)
     by_depth = not b.is_contiguous()
     c = a.new_empty(rows, columns) if out is None else out
     tiles = TILES[ending]
     processors = torch.cuda.get_device_properties(a.device).multi_processor_count if a.is_cuda else 4
-    product_tiles[(processors * tiles.together,)](
+    product_tiles[(processors,)](
         TensorDescriptor.from_tensor(a, [tiles.m, tiles.k]),
         TensorDescriptor.from_tensor(b.T, [tiles.k, tiles.n])
         if by_depth
         else TensorDescriptor.from_tensor(b, [tiles.n, tiles.k]),
         TensorDescriptor.from_tensor(c, [tiles.m, tiles.n // 2]),
         TensorDescriptor.from_tensor(c if kept is None else kept, [tiles.m, tiles.n // 2]),
-        c if sums is None else sums,
-        cap,
         rows,
         columns,
         depth,
@@ -163,7 +123,7 @@ def product(
         BLOCK_N=tiles.n,
         BLOCK_K=tiles.k,
         GROUP_M=tiles.group,
-        PROGRAMS=processors * tiles.together,
+        PROGRAMS=processors,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
