@@ -33,19 +33,19 @@ def errors(
     device: str,
     dtypes: Sequence[torch.dtype],
 ) -> list[float]:
-    """Relative errors of all outputs and of the gradients of all inputs, each output weighted differently."""
+    """Relative errors of all outputs and of the gradients of all inputs. Outputs are weighted by themselves and some
+    noise: sums over all tokens, as the gradient of a scalar, then do not cancel to almost nothing."""
     given = [None if x is None else x.to(device, dtype) for x, dtype in zip(inputs, dtypes, strict=True)]
     mine = [None if x is None else x.clone().requires_grad_() for x in given]
     judge = [None if x is None else x.double().clone().requires_grad_() for x in given]
-    results = []
-    for function, leaves in ((fast, mine), (plain, judge)):
-        outputs = function(*leaves)
-        weights = [
-            seeded(*y.shape, seed=9 + n).to(y.device, y.dtype) if y.dim() else None for n, y in enumerate(outputs)
-        ]
-        torch.autograd.backward(outputs, weights)  # type: ignore[arg-type]
-        results.append([*outputs, *(x.grad for x in leaves if x is not None and x.grad is not None)])
-    return [relative_error(a, b) for a, b in zip(*results, strict=True)]
+    outputs, expected = fast(*mine), plain(*judge)
+    noise = [seeded(*y.shape, seed=9 + n).to(y) for n, y in enumerate(expected)]
+    weights = [y.detach() + z if y.dim() else torch.ones_like(y) for y, z in zip(expected, noise, strict=True)]
+    torch.autograd.backward(outputs, [w.to(y.dtype) for w, y in zip(weights, outputs, strict=True)])
+    torch.autograd.backward(expected, [w.to(y.dtype).to(w) for w, y in zip(weights, outputs, strict=True)])
+    grads = [(a.grad, b.grad) for a, b in zip(mine, judge, strict=True) if a is not None and b is not None]
+    pairs = [*zip(outputs, expected, strict=True), *((a, b) for a, b in grads if a is not None and b is not None)]
+    return [relative_error(a, b) for a, b in pairs]
 
 
 def head_errors(tokens: int, vocab: int, cap: float | None, *, device: str, dtype: torch.dtype) -> list[float]:
