@@ -56,7 +56,7 @@ class BatchConfig:
     """Tokens of one sequence. Attention and positions never cross its border."""
     micro_tokens: int | None = None
     """Tokens of one forward and backward pass on one rank; a whole number of sequences. None: one sequence, or 65,536
-    tokens if a sequence is shorter."""
+    tokens if a sequence is shorter, and less where memory is short (`train.ladder`)."""
 
     def __post_init__(self) -> None:
         if self.sequence_tokens < 1 or self.tokens < 1:

@@ -79,6 +79,8 @@ class RunCard:
     started: str
     """ISO 8601 with offset."""
     ended: str | None = None
+    fit: dict | None = None
+    """How a step is cut (`train.ladder.Rung`); a resumed run goes on so."""
     notes: tuple[str, ...] = ()
     """What was done otherwise than asked, for the reader of the figures."""
     losses: tuple[tuple[int | float | None, ...], ...] = ()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError, PacelineError
-from paceline.core.probe import Choice, choose_device, choose_products
+from paceline.core.probe import Choice, choose_device, choose_products, compiler
 from paceline.core.units import BLOCK_TOKENS
 from paceline.data.batches import check_one_pass
 from paceline.data.dataset import Dataset, open_dataset
@@ -29,6 +29,7 @@ from paceline.parallel.share import share_of_batch
 from paceline.parallel.tables import SharedTables
 from paceline.train.back_ends import BackEnds, choose_back_ends
 from paceline.train.config import RunConfig
+from paceline.train.ladder import Fit
 from paceline.train.recompute import run_recomputed
 
 
@@ -40,6 +41,8 @@ class Machine:
     back_ends: BackEnds
     bf16: bool
     notes: tuple[str, ...]
+    lacks: tuple[str, ...] = ()
+    """Those of the notes that say what a person would wish to change; they are shown when a run starts."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class Parts:
     ranks: Ranks
     tables: SharedTables
     """The embeddings and the head, which ranks exchange apart from the rest."""
+    fit: Fit | None = None
+    """How a step is cut to fit into memory; None: as the config says, nobody asked."""
 
 
 def inspect_machine(config: RunConfig, ranks: Ranks = ALONE) -> tuple[RunConfig, Machine]:
@@ -65,6 +70,10 @@ def inspect_machine(config: RunConfig, ranks: Ranks = ALONE) -> tuple[RunConfig,
     share = share_of_batch(config.batch, ranks.world)
     device = choose_device(config.train.device)
     own_device = _device_of_rank(device, ranks)  # before the probes, which ask the current GPU
+    lacks = []
+    if config.train.compile and not (verdict := compiler(device.name)).usable:
+        lacks.append(f"not compiled, hence slower: {verdict.reason}")
+        config = replace(config, train=replace(config.train, compile=False))
     wanted = config.model.precision.compute
     products = choose_products(wanted, device.name)
     back_ends = choose_back_ends(config, device.name, products.name)
@@ -72,10 +81,11 @@ def inspect_machine(config: RunConfig, ranks: Ranks = ALONE) -> tuple[RunConfig,
     if ranks.world > 1:
         notes.append(f"{ranks.world} ranks: each takes {share.tokens:,} tokens of a step")
     if products.name != wanted:
-        notes.append(f"products in {products.name} instead of {wanted}: {products.reason}")
+        note = f"products in {products.name} instead of {wanted}: {products.reason}"
+        (lacks if device.name == "cuda" else notes).append(note)  # on a CPU that is the rule
         config = replace(config, model=replace(config.model, precision=config.model.precision.computing_in("fp32")))
     bf16 = choose_products("bf16", device.name).name == "bf16"
-    return config, Machine(own_device, back_ends, bf16, tuple(notes))
+    return config, Machine(own_device, back_ends, bf16, (*notes, *lacks), tuple(lacks))
 
 
 def _device_of_rank(chosen: Choice, ranks: Ranks) -> torch.device:
@@ -103,7 +113,7 @@ def assemble(config: RunConfig, machine: Machine, ranks: Ranks = ALONE) -> Parts
         end_of_text=config.data.end_of_text,
         seed=config.seed,
         plan=plan_named(machine.back_ends.attention.name),
-        loss=head_loss_named(machine.back_ends.head.name),
+        loss=head_loss_named(machine.back_ends.head.name, config.head.chunk_tokens),
         make_heads=make_heads_named(machine.back_ends.heads.name),
         feed_forward=feed_forward_named(machine.back_ends.mlp.name),
         run_block=run_recomputed if config.train.recompute else run_plainly,
@@ -164,3 +174,6 @@ def set_global_switches(config: RunConfig) -> None:
         dynamo.optimize_ddp = False  # one graph: see parallel/gradients.py
     if train.expandable_segments and torch.cuda.is_available():
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    if train.memory_limit_gib is not None and torch.cuda.is_available():
+        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, train.memory_limit_gib * 2**30 / total))

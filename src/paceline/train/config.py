@@ -4,6 +4,7 @@
 device is touched.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -38,6 +39,9 @@ class TrainConfig:
     or not. The same mathematics either way."""
     recompute: bool = False
     """Recompute each block in the backward pass instead of keeping its activations: less memory, same numbers."""
+    memory_limit_gib: float | None = None
+    """Memory that a rank may take; None: what its GPU has free, 80 % of what a CPU has free. A GPU is held to it; on a
+    CPU the run is cut so that it is foretold to keep it."""
     coordinate_descent: bool = False
     """Let the compiler tune its kernels by coordinate descent: slower to start, sometimes faster to run."""
     skip_guards: bool = False
@@ -53,6 +57,10 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"--train.threads {self.threads} must be at least 1; None takes all cores")
+        if self.memory_limit_gib is not None and not 0 < self.memory_limit_gib < math.inf:
+            raise ConfigError(
+                f"--train.memory-limit-gib {self.memory_limit_gib} must be above 0; None takes what there is"
+            )
         if self.free_steps < 0:
             raise ConfigError(f"--train.free-steps {self.free_steps} is negative; 0 times every step")
         if self.stop_after is not None and self.stop_after < 1:

@@ -1,7 +1,7 @@
 """A run from its folder's first file to its finished card. Of several ranks only the first writes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,8 +19,9 @@ from paceline.metrics.meter import Meter, MeterState, seconds_since_launch
 from paceline.metrics.records import EvalRecord, read_metrics
 from paceline.metrics.sinks import JsonlSink, fan_out
 from paceline.parallel.ranks import ALONE, Ranks, joined
-from paceline.train.assemble import Machine, Parts, assemble, inspect_machine
+from paceline.train.assemble import Machine, Parts, inspect_machine
 from paceline.train.config import RunConfig
+from paceline.train.fit import assemble_to_fit, is_out_of_memory, out_of_memory
 from paceline.train.loop import Outcome, Trainer
 from paceline.train.stop import StopRequest, stop_on_signals
 
@@ -37,8 +38,9 @@ def start_run(config: RunConfig, folder: RunFolder, *, preset: RunConfig, ranks:
     """Train from step 0. `preset` is what the card's diff is taken against. Only the first rank touches `folder`."""
     resolved, machine = inspect_machine(config, ranks)
     with joined(ranks, machine.device, timeout_s=config.parallel.timeout_s):
-        parts = assemble(resolved, machine, ranks)
+        parts = assemble_to_fit(resolved, machine, ranks)
         if ranks.first:
+            _say(parts)
             folder.write_config(to_dict(config))
             if parts.tokenizer is not None:
                 parts.tokenizer.save(folder.path)
@@ -50,9 +52,20 @@ def resume_run(config: RunConfig, folder: RunFolder, ranks: Ranks = ALONE) -> Fi
     resolved, machine = inspect_machine(config, ranks)
     with joined(ranks, machine.device, timeout_s=config.parallel.timeout_s):
         checkpoint, passed_over = ranks.from_first(lambda: store.newest_good(folder))
-        parts = assemble(resolved, machine, ranks)
+        parts = _assemble_again(resolved, machine, folder, ranks)
         card, position = _restore(parts, folder, checkpoint, passed_over)
         return _train(parts, folder, card, position)
+
+
+def _assemble_again(config: RunConfig, machine: Machine, folder: RunFolder, ranks: Ranks) -> Parts:
+    """The parts of a run that goes on: its steps are cut as before, if that still fits."""
+    return assemble_to_fit(config, machine, ranks, before=ranks.from_first(lambda: read_card(folder.path).fit))
+
+
+def _say(parts: Parts) -> None:
+    """What this machine lacks, and how a step is cut because of its memory."""
+    for line in (*parts.machine.lacks, *([] if parts.fit is None or parts.fit.key is None else [str(parts.fit)])):
+        print(line)
 
 
 def _restore(parts: Parts, folder: RunFolder, checkpoint: Path, passed_over: list[str]) -> tuple[RunCard, "_Position"]:
@@ -64,6 +77,9 @@ def _restore(parts: Parts, folder: RunFolder, checkpoint: Path, passed_over: lis
     for note in notes if parts.ranks.first else ():
         print(note)
     card = read_card(folder.path)
+    if (fit := parts.fit) is not None and asdict(fit.rung) != card.fit:
+        notes.append(str(fit))
+        card = replace(card, fit=asdict(fit.rung))
     position = _Position(
         step=saved.step,
         metrics_bytes=int(saved.state["metrics_bytes"]),
@@ -103,6 +119,10 @@ def _train(parts: Parts, folder: RunFolder, card: RunCard, position: _Position) 
     with stop_on_signals() as stop:
         try:
             outcome = trainer.run(stop, lambda _: write(_judged(card, trainer.evaluations, meter)))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise out_of_memory(parts) from error
         finally:
             sink.close()
     card = _last_card(card, outcome, meter, parts, str(device))
@@ -136,6 +156,7 @@ def _first_card(config: RunConfig, folder: RunFolder, parts: Parts, preset: RunC
         started=_now(),
         device=parts.machine.device.type,
         ranks=parts.ranks.world,
+        fit=None if parts.fit is None else asdict(parts.fit.rung),
         notes=parts.machine.notes,
     )
 

@@ -1,0 +1,359 @@
+"""A step is cut to fit into the memory there is; what it computes stays the same, and the run says what was done."""
+
+import itertools
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.checkpoint.run_folder import RunFolder
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.probe import Choice
+from paceline.metrics.card import read_card
+from paceline.parallel.share import share_of_batch
+from paceline.recipes.presets import preset
+from paceline.train import fit, loop
+from paceline.train.assemble import Parts
+from paceline.train.back_ends import BackEnds
+from paceline.train.config import RunConfig
+from paceline.train.ladder import Rung, first_that_fits, foretold, ladder
+from paceline.train.run import resume_run
+from train.tiny import losses, run, tiny_config, weights
+
+GIB = 2**30
+
+
+def back_ends(attention: str, heads: str, mlp: str, head: str) -> BackEnds:
+    return BackEnds(*(Choice(name=name, reason="for a test") for name in (attention, heads, mlp, head, "reference")))
+
+
+HOPPER = back_ends("ranges", "fused", "fused", "fused")
+OLDER = back_ends("flex", "reference", "reference", "reference")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own."""
+    monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / fit.REMEMBERED
+
+
+def chosen(name: str, having: BackEnds, gib: float) -> str:
+    config = preset(name)
+    rungs = ladder(config, having)
+    number = first_that_fits([foretold(config, having, rung).peak for rung in rungs], int(gib * GIB))
+    return "nothing fits" if number is None else str(rungs[number])
+
+
+# ---- the ladder
+
+
+def test_record_18_goes_down_by_what_a_rung_costs() -> None:
+    assert [str(rung) for rung in ladder(preset("r18-softcap"), HOPPER)] == [
+        "micro-batches of 65,536 tokens",
+        "micro-batches of 65,536 tokens, recomputed blocks",
+        "micro-batches of 65,536 tokens, recomputed blocks, a fused head in chunks of 2,048 tokens",
+    ]
+    assert [str(rung) for rung in ladder(preset("r18-softcap"), OLDER)] == [
+        "micro-batches of 65,536 tokens",
+        "micro-batches of 65,536 tokens, a chunked head in chunks of 1,024 tokens",
+        "micro-batches of 65,536 tokens, recomputed blocks, a chunked head in chunks of 1,024 tokens",
+    ]
+
+
+def test_short_sequences_go_down_to_one_before_anything_is_computed_again() -> None:
+    sizes = [rung.micro_tokens for rung in ladder(preset("r05-modern-arch"), OLDER)]
+    assert sizes == [65_536, 32_768, 16_384, 8_192, 4_096, 2_048, 1_024, 1_024]
+
+
+@pytest.mark.parametrize("world", [1, 2, 8])
+@pytest.mark.parametrize("name", ["demo", "r05-modern-arch", "r18-softcap"])
+def test_the_top_is_the_run_without_limits_and_every_rung_divides_the_share(name: str, world: int) -> None:
+    config = preset(name)
+    share = share_of_batch(config.batch, world)
+    rungs = ladder(config, OLDER, world)
+    assert rungs[0].micro_tokens == share.micro_sequences * share.sequence_tokens
+    assert not rungs[0].recompute
+    assert all(share.tokens % rung.micro_tokens == 0 for rung in rungs)
+    assert all(rung.micro_tokens % share.sequence_tokens == 0 for rung in rungs)
+
+
+@pytest.mark.parametrize("having", [HOPPER, OLDER], ids=["hopper", "older"])
+@pytest.mark.parametrize("name", ["demo", "r04-muon", "r14-value-embed", "r18-softcap"])
+def test_no_rung_takes_more_than_the_one_above(name: str, having: BackEnds) -> None:
+    config = preset(name)
+    rungs = ladder(config, having)
+    peaks = [foretold(config, having, rung).peak for rung in rungs]
+    assert peaks == sorted(peaks, reverse=True)
+    assert all(lower.below(rung) for rung, lower in itertools.pairwise(rungs))
+
+
+def test_what_the_user_states_is_on_every_rung() -> None:
+    config = preset("r05-modern-arch")
+    stated = replace(config, batch=replace(config.batch, micro_tokens=4_096))
+    assert {rung.micro_tokens for rung in ladder(stated, OLDER)} == {4_096}
+    named = replace(config, head=replace(config.head, backend="reference"))
+    assert {rung.head for rung in ladder(named, OLDER)} == {"reference"}
+    cut = replace(config, head=replace(config.head, chunk_tokens=512))
+    assert {rung.head_chunk_tokens for rung in ladder(cut, HOPPER)} == {512}
+
+
+@pytest.mark.parametrize(
+    ("having", "gib", "expected"),
+    [
+        (HOPPER, 80, "micro-batches of 65,536 tokens"),
+        (HOPPER, 24, "micro-batches of 65,536 tokens"),
+        (HOPPER, 12, "micro-batches of 65,536 tokens, recomputed blocks"),
+        (HOPPER, 8, "micro-batches of 65,536 tokens, recomputed blocks"),
+        (OLDER, 40, "micro-batches of 65,536 tokens"),
+        (OLDER, 24, "micro-batches of 65,536 tokens, a chunked head in chunks of 1,024 tokens"),
+        (OLDER, 12, "micro-batches of 65,536 tokens, recomputed blocks, a chunked head in chunks of 1,024 tokens"),
+        (OLDER, 8, "micro-batches of 65,536 tokens, recomputed blocks, a chunked head in chunks of 1,024 tokens"),
+        (OLDER, 4, "nothing fits"),
+    ],
+)
+def test_record_18_runs_on_small_cards(having: BackEnds, gib: float, expected: str) -> None:
+    assert chosen("r18-softcap", having, gib) == expected
+
+
+def test_nothing_is_left_out_where_the_system_does_not_tell_its_memory() -> None:
+    assert first_that_fits([10, 5], None) == 0
+    assert first_that_fits([100, 50], 100) == 1  # not to the last byte
+    assert first_that_fits([100, 99], 100) is None
+
+
+# ---- what was found out before
+
+RUNG = Rung(micro_tokens=512, recompute=True, head="chunked", head_chunk_tokens=64)
+
+
+def test_a_choice_is_remembered_while_memory_is_about_the_same() -> None:
+    fit.remember("here", RUNG, 10 * GIB)
+    fit.remember("there", replace(RUNG, recompute=False), None)
+    assert fit.recall("here", 10 * GIB) == RUNG
+    assert fit.recall("here", int(10.5 * GIB)) == RUNG
+    assert fit.recall("here", 20 * GIB) is None
+    assert fit.recall("here", 5 * GIB) is None
+    assert fit.recall("elsewhere", 10 * GIB) is None
+    assert fit.recall("there", None) == replace(RUNG, recompute=False)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"here": 3}', '{"here": {"rung": {"micro_tokens": "many"}, "there_is": 1}}']
+)
+def test_a_damaged_memory_is_no_memory(text: str, cache: Path) -> None:
+    cache.parent.mkdir()
+    cache.write_text(text)
+    assert fit.recall("here", 1) is None
+    fit.remember("here", RUNG, 1)
+    assert fit.recall("here", 1) == RUNG
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(cache: Path) -> None:
+    cache.parent.write_text("a file where the folder should be")
+    fit.remember("here", RUNG, 1)
+    assert fit.recall("here", 1) is None
+
+
+# ---- whole runs on a CPU
+
+
+def unstated(folder: Path, *, limit_gib: float | None = None, steps: int = 6) -> RunConfig:
+    config = tiny_config(folder, steps=steps)
+    train = replace(config.train, memory_limit_gib=limit_gib)
+    return replace(config, batch=replace(config.batch, micro_tokens=None), train=train)
+
+
+def limit_for(config: RunConfig, number: int) -> float:
+    """A limit that lets rung `number` through and not the one above."""
+    having = back_ends("reference", "reference", "reference", "chunked")
+    peaks = [foretold(config, having, rung).peak for rung in ladder(config, having)]
+    assert peaks[number] < 0.99 * peaks[number - 1]
+    return peaks[number] * 1.005 / 0.92 / GIB
+
+
+def test_a_limit_that_asks_for_recomputation_gives_the_same_losses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = unstated(tmp_path / "data")
+    top = run(config, tmp_path / "free")
+    assert top.parts.config.batch.micro_tokens == 1024
+    limited = unstated(tmp_path / "data", limit_gib=limit_for(config, 3))
+    capsys.readouterr()
+    done = run(limited, tmp_path / "limited")
+    assert (done.parts.config.batch.micro_tokens, done.parts.config.train.recompute) == (256, True)
+    said = "micro-batches of 256 tokens, recomputed blocks: "
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(said)]
+    assert "foretold; micro-batches of 1,024 tokens would take" in line
+    card = read_card(tmp_path / "limited")
+    assert line in card.notes
+    assert card.fit == {"micro_tokens": 256, "recompute": True, "head": "chunked", "head_chunk_tokens": None}
+    assert losses(tmp_path / "limited") == pytest.approx(losses(tmp_path / "free"), rel=5e-4)
+
+
+def test_a_micro_batch_that_is_asked_for_is_taken_whatever_the_limit(tmp_path: Path) -> None:
+    config = unstated(tmp_path / "data", limit_gib=1e-6, steps=1)
+    stated = replace(config, batch=replace(config.batch, micro_tokens=512))
+    done = run(stated, tmp_path / "run")
+    assert done.parts.config.batch.micro_tokens == 512
+    assert not done.parts.config.train.recompute
+    with pytest.raises(ConfigError, match=r"--train\.memory-limit-gib 1e-06 is too little even for .* it needs .*iB"):
+        run(config, tmp_path / "refused")
+
+
+def test_a_resumed_run_is_cut_as_before(tmp_path: Path) -> None:
+    config = unstated(tmp_path / "data")
+    limited = unstated(tmp_path / "data", limit_gib=limit_for(config, 3))
+    run(limited, tmp_path / "whole")
+    run(replace(limited, train=replace(limited.train, stop_after=3)), tmp_path / "cut")
+    done = resume_run(config, RunFolder(tmp_path / "cut"))  # there is room now, but the bits shall stay
+    assert done.parts.config.train.recompute
+    assert "as before" in str(done.parts.fit)
+    one, other = weights(tmp_path / "cut"), weights(tmp_path / "whole")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+# ---- running out, by fault injection
+
+
+@pytest.fixture
+def gpu_like(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A CPU on which a trial is made, always unsure, and every trial's rung is noted."""
+    tried: list[str] = []
+    real = fit.trial
+
+    def noted(parts: Parts) -> None:
+        tried.append(str(parts.fit.rung if parts.fit else Path()))
+        real(parts)
+
+    monkeypatch.setattr(fit, "can_run_out", lambda _: True)
+    monkeypatch.setattr(fit, "SURE_SHARE", 0.0)
+    monkeypatch.setattr(fit, "trial", noted)
+    monkeypatch.setattr(fit, "available_bytes", lambda: 64 * GIB)
+    return tried
+
+
+def test_a_trial_changes_no_bit_and_is_made_once(
+    tmp_path: Path, gpu_like: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = unstated(tmp_path / "data", steps=3)
+    run(config, tmp_path / "tried")
+    run(config, tmp_path / "remembered")
+    assert len(gpu_like) == 1
+    assert "remembered" in read_card(tmp_path / "remembered").notes[-1]
+    monkeypatch.setattr(fit, "can_run_out", lambda _: False)
+    run(config, tmp_path / "untried")
+    assert losses(tmp_path / "tried") == losses(tmp_path / "untried") == losses(tmp_path / "remembered")
+
+
+def test_out_of_memory_at_the_start_costs_a_rung_and_no_run(
+    tmp_path: Path, gpu_like: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = fit.trial
+
+    def small_card(parts: Parts) -> None:
+        real(parts)
+        if (parts.config.batch.micro_tokens or 0) > 256:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(fit, "trial", small_card)
+    config = unstated(tmp_path / "data", steps=3)
+    done = run(config, tmp_path / "run")
+    assert done.exit_code == 0
+    assert done.parts.config.batch.micro_tokens == 256
+    assert len(gpu_like) == 3
+    said = capsys.readouterr().out
+    assert "out of memory with micro-batches of 1,024 tokens\n" in said
+    assert "micro-batches of 256 tokens: out of memory with micro-batches of 512 tokens\n" in said
+    again = run(config, tmp_path / "again")
+    assert again.parts.config.batch.micro_tokens == 256
+    assert len(gpu_like) == 3
+
+
+@pytest.mark.usefixtures("gpu_like")
+def test_no_rung_left_is_one_line_with_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(_: Parts) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(fit, "trial", no_room)
+    with pytest.raises(
+        PacelineError, match=r"the least that can be done; it needs .*; shorten --batch\.sequence-t"
+    ) as e:
+        run(unstated(tmp_path / "data", steps=1), tmp_path / "run")
+    assert e.value.exit_code == 1
+
+
+def run_out_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = loop.Trainer.take_step
+
+    def take_step(self: loop.Trainer, at: int, *rest: object) -> object:
+        if at == step:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        return real(self, at, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop.Trainer, "take_step", take_step)
+
+
+def test_out_of_memory_later_names_what_would_fit_and_leaves_a_run_to_go_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(tmp_path / "data", steps=6)  # micro-batches of 512 by its own word
+    run(config, tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        run_out_at(4, patched)
+        with pytest.raises(PacelineError) as caught:
+            run(config, tmp_path / "run")
+    assert caught.value.exit_code == 1
+    message = str(caught.value)
+    assert message.startswith("out of memory with micro-batches of 512 tokens; use --batch.micro-tokens 256 (")
+    assert "\n" not in message
+    card = read_card(tmp_path / "run")
+    assert not card.finished
+    assert card.fit == {"micro_tokens": 512, "recompute": False, "head": "chunked", "head_chunk_tokens": None}
+    lower = replace(config, batch=replace(config.batch, micro_tokens=256))
+    assert resume_run(lower, RunFolder(tmp_path / "run")).card.finished
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), rel=5e-4)
+
+
+def test_a_choice_of_ours_that_fails_later_is_lowered_by_itself(
+    tmp_path: Path, gpu_like: list[str], monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    config = unstated(tmp_path / "data", steps=2)
+    with monkeypatch.context() as patched:
+        run_out_at(1, patched)
+        with pytest.raises(PacelineError, match=r"with micro-batches of 1,024 tokens; use --batch\.micro-tokens 512"):
+            run(config, tmp_path / "run")
+    (entry,) = json.loads(cache.read_text()).values()
+    assert entry["rung"] == asdict(replace(RUNG, recompute=False, head_chunk_tokens=None))
+    assert run(config, tmp_path / "again").parts.config.batch.micro_tokens == 512
+    assert len(gpu_like) == 1
+
+
+def test_at_one_sequence_the_advice_is_to_compute_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config(tmp_path / "data", steps=1)
+    run_out_at(0, monkeypatch)
+    at_one = replace(config, batch=replace(config.batch, micro_tokens=256))
+    with pytest.raises(PacelineError, match=r"256 tokens; use --train\.recompute"):
+        run(at_one, tmp_path / "run")
+    recomputed = replace(at_one, train=replace(config.train, recompute=True))
+    with pytest.raises(PacelineError, match="the least that can be done"):
+        run(recomputed, tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+            True,
+        ),
+        (MemoryError(), True),
+        (RuntimeError("shapes do not match"), False),
+        (ValueError("DefaultCPUAllocator"), False),
+    ],
+)
+def test_which_errors_mean_out_of_memory(error: Exception, expected: bool) -> None:
+    assert fit.is_out_of_memory(error) is expected
