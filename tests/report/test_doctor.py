@@ -39,3 +39,21 @@ def test_a_program_can_read_what_would_be_chosen(capsys: pytest.CaptureFixture[s
     }
     assert {verdict["name"] for verdict in answer["back_ends"]} >= {"cuda", "bf16", "triton", "torch.compile", "flex"}
     assert answer["environment"]["python"]
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "expected"),
+    [
+        (1000, "micro-batches of 65,536 tokens\n"),
+        (5, "does not fit\n"),
+    ],
+)
+def test_it_says_how_the_newest_record_would_fit(
+    free_gib: int, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("paceline.train.fit.available_bytes", lambda: free_gib * 2**30)
+    doctor([])
+    told = capsys.readouterr().out.split("A step would fit as\n")[1]
+    assert told.startswith(f"  r18-softcap        {expected}")
+    assert f"{0.8 * free_gib:.2f} GiB may be had" in told
+    assert "foretold" in told

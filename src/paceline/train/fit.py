@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from paceline.data.feed import DeviceBatch
 from paceline.metrics.memory import available_bytes
 from paceline.parallel.ranks import ALONE, Ranks
 from paceline.parallel.share import share_of_batch
-from paceline.train.assemble import Machine, Parts, assemble
+from paceline.train.assemble import Machine, Parts, assemble, inspect_machine
 from paceline.train.config import RunConfig
 from paceline.train.ladder import USABLE_SHARE, Fit, Rung, first_that_fits, foretold, ladder
 from paceline.train.step import accumulate_gradient
@@ -68,6 +68,27 @@ def assemble_to_fit(config: RunConfig, machine: Machine, ranks: Ranks = ALONE, *
         del parts
         _release()
     raise PacelineError(f"{why}, the least that can be done; {_last_resort(config, peaks[-1], there_is)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """What a run would begin with."""
+
+    rung: str
+    memory: str
+
+
+def outlook(config: RunConfig) -> Outlook:
+    """How steps of this config would be cut on this machine. Nothing is allocated or remembered."""
+    resolved, machine = inspect_machine(config)
+    there_is = memory_there_is(resolved, machine.device)
+    rungs = ladder(resolved, machine.back_ends)
+    peaks = [foretold(resolved, machine.back_ends, rung).peak for rung in rungs]
+    fits = first_that_fits(peaks, there_is)
+    has = "" if there_is is None else f", {human_bytes(there_is)} may be had"
+    if fits is None:
+        return Outlook(rung="does not fit", memory=f"{human_bytes(peaks[-1])} foretold at the least{has}")
+    return Outlook(rung=str(rungs[fits]), memory=f"{human_bytes(peaks[fits])} foretold{has}")
 
 
 def memory_there_is(config: RunConfig, device: torch.device, ranks: Ranks = ALONE) -> int | None:

@@ -105,7 +105,7 @@ def _recomputed(at: Rung) -> Rung:
 
 
 def _with_short_chunks(at: Rung) -> Rung:
-    if at.head != "fused" or at.head_chunk_tokens is not None:
+    if at.head != "fused" or at.head_chunk_tokens is not None or at.micro_tokens <= SHORT_CHUNKS["fused"]:
         return at
     return replace(at, head_chunk_tokens=SHORT_CHUNKS["fused"])
 
