@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except PacelineError as error:
-        print(f"paceline: {error}", file=sys.stderr)
+        if not error.told:
+            print(f"paceline: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("paceline: interrupted", file=sys.stderr)

@@ -25,12 +25,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.checkpoint.run_folder import RunFolder
+from paceline.core.environment import code_digest
 from paceline.data.feed import DeviceBatch
 from paceline.optim import muon
-from paceline.parallel import gradients
+from paceline.parallel import gradients, meeting
+from paceline.parallel.config import ParallelConfig
 from paceline.parallel.gradients import add_up
 from paceline.parallel.matrices import share_over
-from paceline.parallel.ranks import Ranks, Vote, joined, ranks_from_environment
+from paceline.parallel.meeting import joined, open_store
+from paceline.parallel.ranks import Ranks, Vote, ranks_from_environment
 from paceline.parallel.tables import SharedTables
 from paceline.train import loop
 from paceline.train.assemble import assemble, inspect_machine
@@ -151,7 +154,7 @@ def buffers(config: RunConfig, ranks: Ranks, broadcast: bool) -> bool:
     """Whether a buffer that the second rank has changed is the first one's after a forward pass."""
     config = replace(config, parallel=replace(config.parallel, broadcast_buffers=broadcast))
     resolved, machine = inspect_machine(config, ranks)
-    with joined(ranks, CPU, timeout_s=60):
+    with joined(ranks, CPU, {}, ParallelConfig()):
         parts = assemble(resolved, machine, ranks)
         replica = gradients.replicate(parts.forward, ranks, config.parallel)
         true = parts.model.rotary_cos.clone()
@@ -170,7 +173,7 @@ def matrices(ranks: Ranks) -> dict[str, Any]:
         return (2 * stack).bfloat16().mT.contiguous().mT  # not contiguous, as a tall matrix's is
 
     given = [torch.arange(n * r * c, dtype=torch.float32).view(n, r, c) for n, r, c in STACKS]
-    with joined(ranks, CPU, timeout_s=60):
+    with joined(ranks, CPU, {}, ParallelConfig()):
         return {"stacks": list(share_over(ranks)(doubled, given)), "worked": sum(worked)}
 
 
@@ -208,16 +211,15 @@ def resumed(config: RunConfig, cut: Path, folder: Path, ranks: Ranks) -> dict[st
 
 def votes(ranks: Ranks) -> list[bool]:
     """The last rank wishes at its second call."""
-    with joined(ranks, CPU, timeout_s=60):
+    with joined(ranks, CPU, {}, ParallelConfig()):
         vote = Vote(ranks)
         return [vote(call == 1 and ranks.rank == ranks.world - 1) for call in range(4)]
 
 
 def fresh_corner(ranks: Ranks, name: str) -> Any:
     """Groups of one launch share torchrun's store; while entered, a new one has names of its own there."""
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    place = {"store": dist.PrefixStore(name, store), "rank": ranks.rank, "world_size": ranks.world}
-    return patch.object(dist, "init_process_group", partial(dist.init_process_group, **place))
+    corner = dist.PrefixStore(name, open_store(ranks, HANGS_S))
+    return patch.object(meeting, "open_store", lambda *_: corner)
 
 
 def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Callable[[Ranks], Any]]]:
@@ -259,6 +261,7 @@ def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Cal
 
 def main(data: Path, out: Path) -> None:
     faulthandler.dump_traceback_later(HANGS_S, exit=True)
+    code_digest()  # now, and kept: someone may be editing while this runs
     gc.freeze()  # what was imported stays: the collections at each run's end need not look at it
     me = ranks_from_environment()
     for name, (world, experiment) in experiments(data, out, me.world).items():

@@ -14,7 +14,8 @@ from paceline.optim.muon import all_here
 from paceline.parallel.config import ParallelConfig
 from paceline.parallel.gradients import replicate
 from paceline.parallel.matrices import deal, share_over
-from paceline.parallel.ranks import ALONE, Ranks, Vote, joined, ranks_from_environment
+from paceline.parallel.meeting import joined
+from paceline.parallel.ranks import ALONE, Ranks, Vote, ranks_from_environment
 from paceline.parallel.share import share_of_batch
 from paceline.parallel.tables import rows_of
 from paceline.train.assemble import inspect_machine
@@ -39,7 +40,7 @@ def test_a_cluster_that_numbers_its_machines_is_not_torchrun(monkeypatch: pytest
 def test_alone_there_is_nobody_to_talk_to() -> None:
     """Neither a process group nor a wrapper, and no method waits for one."""
     model, values = torch.nn.Linear(2, 2), torch.tensor([3.0])
-    with joined(ALONE, torch.device("cpu"), timeout_s=1):
+    with joined(ALONE, torch.device("cpu"), {}, ParallelConfig()):
         assert not torch.distributed.is_initialized()
         assert ALONE.sum_(values) is values
         assert ALONE.largest_(values) is values

@@ -15,6 +15,9 @@ from paceline.core.schema import read_json
 RUNS = Path("runs")
 """Where runs go unless --out says otherwise."""
 
+LAUNCH_FILE = ".launch"
+"""Names the launch that made the folder, if it may restart itself."""
+
 _STEP_FOLDER = re.compile(r"step_(\d{6,})$")
 
 
@@ -84,21 +87,29 @@ def latest_run(root: Path = RUNS) -> RunFolder:
     return RunFolder(found[-1].parent)
 
 
-def new_run_folder(name: str, out: str | None) -> RunFolder:
-    """A folder that holds no run yet: `out` if given, else `runs/<name>`, numbered if that is taken."""
+def new_run_folder(name: str, out: str | None, *, launch: str | None = None) -> RunFolder:
+    """A folder that holds no run yet: `out` if given, else `runs/<name>`, numbered if that is taken. A `launch` that is
+    restarted finds the folder that it has begun to fill, by its own name, which is left there."""
     if out is not None:
-        if (Path(out) / "config.json").exists():
+        if (Path(out) / "config.json").exists() and not _is_of(launch, Path(out)):
             raise RunError(
                 f"--out {out}: holds a run already; choose another folder or continue it with --resume {out}"
             )
-        return _made(Path(out))
+        return _made(Path(out), launch)
     candidates = (RUNS / (name if number == 1 else f"{name}-{number}") for number in range(1, 1_000_000))
-    return _made(next(path for path in candidates if not path.exists()))
+    return _made(next(path for path in candidates if not path.exists() or _is_of(launch, path)), launch)
 
 
-def _made(path: Path) -> RunFolder:
+def _is_of(launch: str | None, path: Path) -> bool:
+    file = path / LAUNCH_FILE
+    return launch is not None and file.is_file() and file.read_text(encoding="utf-8") == launch
+
+
+def _made(path: Path, launch: str | None) -> RunFolder:
     try:
         path.mkdir(parents=True, exist_ok=True)
+        if launch is not None:
+            (path / LAUNCH_FILE).write_text(launch, encoding="utf-8")
     except OSError as error:
         raise RunError(f"--out {path}: cannot be made ({error.strerror})") from None
     return RunFolder(path)

@@ -13,6 +13,7 @@ from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.schema import changes, from_dict
 from paceline.core.units import human_seconds
 from paceline.evaluate.config import SamplingConfig
+from paceline.parallel.voice import one_voice
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
 from paceline.train.config import RunConfig
@@ -50,9 +51,10 @@ class TrainArgs:
 
 
 def train(argv: Sequence[str]) -> int:
-    base = base_config(argv)
-    arguments = parse_arguments(argv, base)
-    folder, done = _resume(arguments, base) if arguments.resume is not None else _start(arguments)
+    with one_voice():
+        base = base_config(argv)
+        arguments = parse_arguments(argv, base)
+        folder, done = _resume(arguments, base) if arguments.resume is not None else _start(arguments)
     if done.parts.ranks.first:
         _conclude(folder, done, finish=arguments.finish)
     return done.exit_code
@@ -68,12 +70,15 @@ def parse_arguments(argv: Sequence[str], base: RunConfig) -> TrainArgs:
 
 
 def _start(arguments: TrainArgs) -> tuple[RunFolder, "Finished"]:
-    from paceline.parallel.ranks import ranks_from_environment
+    from paceline.parallel.ranks import launch_name, ranks_from_environment
     from paceline.train.run import start_run
 
-    ranks, name = ranks_from_environment(), arguments.config.preset
-    folder = new_run_folder(name, arguments.out) if ranks.first else RunFolder(Path(name))  # only the first writes
-    return folder, start_run(arguments.config, folder, preset=preset(name), ranks=ranks)
+    ranks, name, launch = ranks_from_environment(), arguments.config.preset, launch_name()
+    folder = RunFolder(Path(name))
+    if ranks.first:  # it alone writes
+        folder = new_run_folder(name, arguments.out, launch=launch)
+    again = launch is not None
+    return folder, start_run(arguments.config, folder, preset=preset(name), ranks=ranks, again=again)
 
 
 def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finished"]:

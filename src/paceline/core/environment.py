@@ -6,6 +6,7 @@ torch is in the process already is it asked for the GPU that it uses.
 
 import contextlib
 import functools
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import paceline
+from paceline.core.files import blake2b_of
 
 Environment = dict[str, str | int | float]
 
@@ -121,6 +123,16 @@ def code_version() -> CodeVersion:
     return CodeVersion(
         version=paceline.__version__, commit=commit or None, dirty=None if changed is None else changed != ""
     )
+
+
+@functools.cache
+def code_digest() -> str:
+    """Of every source file of the package, installed or not, committed or not: equal code has an equal one."""
+    package = Path(paceline.__file__).resolve().parent
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package).as_posix()} {blake2b_of(path)}\n".encode())
+    return digest.hexdigest()
 
 
 def answer_of(*command: str) -> str | None:

@@ -8,6 +8,8 @@ class PacelineError(Exception):
     """A failure that is not the user's doing (a full disk, a lost rank)."""
 
     exit_code = 1
+    told: bool | None = None
+    """Of several processes: whether another one prints this line. None: not settled, so it is printed."""
 
 
 class UserError(PacelineError):

@@ -20,7 +20,11 @@ class ParallelConfig:
     to save a checkpoint every rank takes part and holds one whole moment of one table at a time."""
     timeout_s: float = 1800.0
     """Seconds that a rank waits for the others before it gives up. Saving and compiling must fit in."""
+    start_timeout_s: float = 300.0
+    """The same at the start, where ranks meet before anything is loaded."""
 
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
             raise ConfigError(f"--parallel.timeout-s {self.timeout_s} must be above 0; 1800 is half an hour")
+        if not self.start_timeout_s > 0:
+            raise ConfigError(f"--parallel.start-timeout-s {self.start_timeout_s} must be above 0; 300 is 5 minutes")

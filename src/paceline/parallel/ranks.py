@@ -7,19 +7,16 @@ class serves for one process and for many: alone, every method returns at once a
 CPU tensors travel by gloo, also beside NCCL, so that processes can agree on something without waiting for a GPU.
 """
 
-import contextlib
-import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -78,32 +75,13 @@ def ranks_from_environment() -> Ranks:
     return Ranks(rank=rank, world=world, local_rank=local_rank)
 
 
-@contextlib.contextmanager
-def joined(ranks: Ranks, device: torch.device, *, timeout_s: float) -> Iterator[None]:
-    """While the block runs, the processes of a run can talk. A rank that hears nothing for `timeout_s` gives up."""
-    if ranks.world == 1:
-        yield
-        return
-    back_ends = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(back_ends, timeout=timedelta(seconds=timeout_s))
-    try:
-        yield
-        ranks.wait_for_all()  # the first may still be saving
-    except RuntimeError as error:
-        if isinstance(error, dist.DistError) or "gloo" in str(error):
-            raise PacelineError(_lost(ranks, error)) from error
-        raise
-    # A DDP wrapper left in a cycle would hold the group last and end it under Python's lock, for which a thread of the
-    # group may be waiting: both then wait for ever.
-    gc.collect()
-    dist.destroy_process_group()  # not after an error: it could wait for a collective that never ends
-
-
-def _lost(ranks: Ranks, error: Exception) -> str:
-    return (
-        f"rank {ranks.rank} of {ranks.world} lost another rank, whose own message says why; continue with --resume "
-        f"({str(error).splitlines()[0]})"
-    )
+def launch_name() -> str | None:
+    """The same through all restarts of one torchrun, on all its machines; None if it makes no restarts. Its count of
+    restarts is not asked: a machine that waits for another's new processes does not count."""
+    if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
+        return None
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return f"torchrun {os.getppid()}" if run_id == "none" else f"--rdzv-id {run_id}"  # none: on one machine
 
 
 def start_gather(received: Tensor, sent: Tensor) -> dist.Work:

@@ -9,8 +9,8 @@ import torch
 
 from paceline.checkpoint import store
 from paceline.checkpoint.run_folder import RunFolder
-from paceline.core.environment import code_version, environment
-from paceline.core.schema import from_dict, to_dict
+from paceline.core.environment import code_digest, code_version, environment
+from paceline.core.schema import flatten, from_dict, to_dict
 from paceline.metrics.card import RunCard, card_diff, read_card, write_card
 from paceline.metrics.console import ConsoleSink
 from paceline.metrics.flops import mean_flops_per_token, utilisation
@@ -18,7 +18,8 @@ from paceline.metrics.memory import peak_bytes
 from paceline.metrics.meter import Meter, MeterState, seconds_since_launch
 from paceline.metrics.records import EvalRecord, read_metrics
 from paceline.metrics.sinks import JsonlSink, fan_out
-from paceline.parallel.ranks import ALONE, Ranks, joined
+from paceline.parallel.meeting import joined
+from paceline.parallel.ranks import ALONE, Ranks
 from paceline.train.assemble import Machine, Parts, inspect_machine
 from paceline.train.config import RunConfig
 from paceline.train.fit import assemble_to_fit, is_out_of_memory, out_of_memory
@@ -34,10 +35,19 @@ class Finished:
     """0, or 128 + the signal that ended the run early."""
 
 
-def start_run(config: RunConfig, folder: RunFolder, *, preset: RunConfig, ranks: Ranks = ALONE) -> Finished:
-    """Train from step 0. `preset` is what the card's diff is taken against. Only the first rank touches `folder`."""
+def start_run(
+    config: RunConfig, folder: RunFolder, *, preset: RunConfig, ranks: Ranks = ALONE, again: bool = False
+) -> Finished:
+    """Train from step 0. `preset` is what the card's diff is taken against. `folder` is the first rank's word. `again`:
+    a launch that restarts itself may have filled it before; then go on from what it has saved, if anything."""
     resolved, machine = inspect_machine(config, ranks)
-    with joined(ranks, machine.device, timeout_s=config.parallel.timeout_s):
+    with joined(ranks, machine.device, _facts(config), config.parallel):
+        if again:
+            folder, found = ranks.from_first(
+                lambda: (folder, store.newest_good(folder) if folder.checkpoints() else None)
+            )
+            if found is not None:
+                return _go_on(_assemble_again(resolved, machine, folder, ranks), folder, *found)
         parts = assemble_to_fit(resolved, machine, ranks)
         if ranks.first:
             _say(parts)
@@ -50,11 +60,9 @@ def start_run(config: RunConfig, folder: RunFolder, *, preset: RunConfig, ranks:
 def resume_run(config: RunConfig, folder: RunFolder, ranks: Ranks = ALONE) -> Finished:
     """Go on from the newest good checkpoint of a run, as if it had not stopped. Every rank reads it from `folder`."""
     resolved, machine = inspect_machine(config, ranks)
-    with joined(ranks, machine.device, timeout_s=config.parallel.timeout_s):
-        checkpoint, passed_over = ranks.from_first(lambda: store.newest_good(folder))
-        parts = _assemble_again(resolved, machine, folder, ranks)
-        card, position = _restore(parts, folder, checkpoint, passed_over)
-        return _train(parts, folder, card, position)
+    with joined(ranks, machine.device, _facts(config), config.parallel):
+        found = ranks.from_first(lambda: store.newest_good(folder))
+        return _go_on(_assemble_again(resolved, machine, folder, ranks), folder, *found)
 
 
 def _assemble_again(config: RunConfig, machine: Machine, folder: RunFolder, ranks: Ranks) -> Parts:
@@ -68,8 +76,14 @@ def _say(parts: Parts) -> None:
         print(line)
 
 
-def _restore(parts: Parts, folder: RunFolder, checkpoint: Path, passed_over: list[str]) -> tuple[RunCard, "_Position"]:
-    """Fill `parts` from a checkpoint; the card so far and where to go on."""
+def _facts(config: RunConfig) -> dict[str, str]:
+    """What ranks must agree on. Each may find the data at a place of its own."""
+    settings = {f"--{name}": str(value) for name, value in flatten(config) if name != "data.dir"}
+    return {"the code's digest": code_digest(), "torch": torch.__version__, **settings}
+
+
+def _go_on(parts: Parts, folder: RunFolder, checkpoint: Path, passed_over: list[str]) -> Finished:
+    """Fill `parts` from a checkpoint and train on."""
     saved = store.load(checkpoint)
     parts.model.load_state_dict(saved.model)
     parts.optimizer.load_state_dict(saved.optimizer)
@@ -85,7 +99,8 @@ def _restore(parts: Parts, folder: RunFolder, checkpoint: Path, passed_over: lis
         metrics_bytes=int(saved.state["metrics_bytes"]),
         clocks=from_dict(MeterState, saved.state["clocks"]),
     )
-    return replace(card, notes=(*card.notes, *notes), ranks=parts.ranks.world, ended=None), position
+    card = replace(card, notes=(*card.notes, *notes), ranks=parts.ranks.world, ended=None)
+    return _train(parts, folder, card, position)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,273 @@
+"""How the processes of a run find each other, make sure that they do the same, and part: never a hang, one clear line.
+
+Before they can talk they meet at a store: torchrun's own or, without torchrun, one that the first rank opens. There
+each rank tells its code and settings, or the mistake that keeps it away, and the first one judges. torchrun's store
+outlives a restart of the workers, so what lies there may be old: a rank signs what it says with a word of its own, and
+counts as met once it has repeated the first rank's word. That word also prefixes all later keys.
+
+Who speaks: the first rank, for all. Another one speaks only of a trouble of its own that the first does not name, or
+when the first says nothing.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # where mypy finds them
+
+from paceline.core.errors import ConfigError, PacelineError, UserError
+from paceline.parallel.config import ParallelConfig
+from paceline.parallel.ranks import Ranks, ranks_from_environment
+
+POLL_S = 0.05
+FIRST_SPEAKS_S = 5.0
+"""How long another rank waits for the first to speak, and the first for another's reason, before it speaks itself."""
+SAME_MISTAKE_S = 30.0
+"""The same before ranks have met: they may start that far apart."""
+
+LOST = r"gloo|pair closure|Connection (reset|closed)|Broken pipe"
+"""What a plain RuntimeError says if it comes from an exchange over gloo."""
+
+Facts = Mapping[str, str]
+"""What must be the same on every rank: its name, as a message calls it, and its value."""
+
+
+class LostRankError(PacelineError):
+    """Another rank is gone or does not answer."""
+
+
+@contextlib.contextmanager
+def joined(ranks: Ranks, device: torch.device, facts: Facts, config: ParallelConfig) -> Iterator[None]:
+    """While the block runs, the processes of a run can talk. A rank that hears nothing for `config.timeout_s` gives up.
+    An error that leaves the block says by `told` whether another rank speaks of it."""
+    if ranks.world == 1:
+        yield
+        return
+    store = meet(open_store(ranks, config.start_timeout_s), ranks, facts, config.start_timeout_s)
+    back_ends = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    patience = timedelta(seconds=config.timeout_s)
+    try:
+        with _lost_ranks_named(ranks, config.timeout_s):
+            dist.init_process_group(back_ends, store=store, rank=ranks.rank, world_size=ranks.world, timeout=patience)
+            yield
+            ranks.wait_for_all()  # the first may still be saving
+    except PacelineError as error:
+        settle(error, store, ranks)
+        raise
+    # A DDP wrapper left in a cycle would hold the group last and end it under Python's lock, for which a thread of the
+    # group may be waiting: both then wait for ever.
+    gc.collect()
+    dist.destroy_process_group()  # not after an error: it could wait for a collective that never ends
+
+
+@contextlib.contextmanager
+def _lost_ranks_named(ranks: Ranks, timeout_s: float) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and not re.search(LOST, str(error)):
+            raise
+        late = f"it was silent for {timeout_s:g} s, --parallel.timeout-s"
+        reason = late if re.search("imed out|timeout", str(error)) else _plain(error)
+        raise LostRankError(
+            f"rank {ranks.rank} of {ranks.world} lost another rank ({reason}); what was saved goes on with --resume"
+        ) from error
+
+
+def _plain(error: Exception) -> str:
+    """What torch or gloo says, without its place in their sources and without advice."""
+    return re.sub(r".*\[/\S*\] ", "", str(error).splitlines()[0]).split(". ")[0]
+
+
+# ---- before there is a group
+
+
+def open_store(ranks: Ranks, timeout_s: float) -> Store:
+    """The store that all ranks of this launch reach, where the environment says it is."""
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not host or not port.isdecimal():
+        raise ConfigError(
+            f"MASTER_ADDR={host!r}, MASTER_PORT={port!r}: not a machine and its port; start with torchrun"
+        )
+    hosts_it = ranks.first and not _agent_has_store()
+    try:
+        return TCPStore(
+            host, int(port), is_master=hosts_it, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
+        )
+    except (dist.DistError, RuntimeError) as error:
+        if hosts_it:
+            raise PacelineError(
+                f"port {port} of {host} cannot be opened ({_short(error)}); choose a free one by MASTER_PORT"
+            ) from error
+        raise PacelineError(
+            f"rank {ranks.rank} of {ranks.world} did not reach {host}:{port} within {timeout_s:g} s "
+            f"(--parallel.start-timeout-s); is the first rank running, and the way to it open?"
+        ) from error
+
+
+def _agent_has_store() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _short(error: Exception) -> str:
+    return "it is in use" if "EADDRINUSE" in str(error) else _plain(error)
+
+
+def meet(store: Store, ranks: Ranks, facts: Facts, timeout_s: float) -> Store:
+    """Return on every rank when all have come with equal `facts`: a corner of the store for this meeting alone. Else
+    raise, on all that have come, what the first one found."""
+    with _gone_store_named(ranks):
+        if ranks.first:
+            corner, said = _receive(store, ranks, timeout_s)
+            verdict = _judge(said, facts, ranks, timeout_s)
+            corner.set("verdict", json.dumps(verdict))
+        else:
+            corner = _come(store, ranks, {"facts": dict(facts)}, timeout_s)
+            verdict = json.loads(_awaited(corner, "verdict", timeout_s) or "null")
+        if verdict is not None:
+            kind = UserError if verdict["mistake"] else PacelineError
+            error = kind(verdict["line"])
+            error.told = not ranks.first
+            raise error
+    return corner
+
+
+def _receive(store: Store, ranks: Ranks, timeout_s: float) -> tuple[Store, dict[int, Any]]:
+    """What each rank says that comes in time, and the corner of the store that all of them know by then."""
+    word, said, signed = uuid.uuid4().hex, dict[int, Any](), dict[int, str]()
+    corner = PrefixStore(word, store)
+
+    def all_came() -> bool:
+        for rank in set(range(1, ranks.world)) - set(said):
+            if not store.check([f"hello/{rank}"]):
+                continue
+            hello = json.loads(store.get(f"hello/{rank}"))
+            if signed.get(rank) != hello["word"]:  # new, or what it said before a restart is replaced
+                signed[rank] = hello["word"]
+                store.set(f"welcome/{hello['word']}", word)
+            if corner.check([f"came/{hello['word']}"]):
+                said[rank] = hello["says"]
+        return len(said) == ranks.world - 1
+
+    _wait_until(all_came, timeout_s)
+    return corner, said
+
+
+def _come(store: Store, ranks: Ranks, says: dict[str, Any], timeout_s: float) -> Store:
+    """The other side of `_receive`."""
+    word = uuid.uuid4().hex
+    store.set(f"hello/{ranks.rank}", json.dumps({"word": word, "says": says}))
+    first_word = _awaited(store, f"welcome/{word}", timeout_s)
+    if first_word is None:
+        raise PacelineError(
+            f"rank {ranks.rank} of {ranks.world} heard nothing of the first rank within {timeout_s:g} s "
+            f"(--parallel.start-timeout-s)"
+        )
+    corner = PrefixStore(first_word, store)
+    corner.set(f"came/{word}", "")
+    return corner
+
+
+def _judge(said: Mapping[int, Any], facts: Facts, ranks: Ranks, timeout_s: float) -> dict[str, Any] | None:
+    """None: all have come and are as the first. Else the line to say."""
+    for rank, says in sorted(said.items()):
+        if "error" in says:
+            return {"line": f"rank {rank}: {says['error']}", "mistake": says["mistake"]}
+        for name in {**facts, **says["facts"]}:
+            there, here = says["facts"].get(name), facts.get(name)
+            if there != here:
+                return {"line": f"rank {rank} differs from rank 0: {name} is {there} there and {here} here; "
+                                f"all ranks need the same code and flags", "mistake": True}  # fmt: skip
+    missing = sorted(set(range(1, ranks.world)) - set(said))
+    if not missing:
+        return None
+    names = ", ".join(map(str, missing))
+    line = f"rank {names} of {ranks.world} did not come within {timeout_s:g} s (--parallel.start-timeout-s)"
+    return {"line": line, "mistake": False}
+
+
+def tell_before_meeting(error: PacelineError) -> None:
+    """A rank that fails on its way to the meeting: note by `error.told` whether the first rank speaks of it."""
+    ranks = ranks_from_environment()
+    if ranks.world == 1 or not _agent_has_store():  # without torchrun's store there is nobody to ask
+        return
+    with contextlib.suppress(PacelineError, dist.DistError, RuntimeError):
+        store = open_store(ranks, SAME_MISTAKE_S)
+        if ranks.first:
+            store.set("said", str(error))
+            return
+        says = {"error": str(error), "mistake": isinstance(error, UserError)}
+        hello = json.dumps({"word": (word := uuid.uuid4().hex), "says": says})
+        store.set(f"hello/{ranks.rank}", hello)
+
+        def first_speaks() -> bool:
+            if store.check([f"welcome/{word}"]):
+                PrefixStore(store.get(f"welcome/{word}").decode(), store).set(f"came/{word}", "")
+                return True
+            return bool(store.check(["said"])) and store.get("said").decode() == str(error)
+
+        error.told = _wait_until(first_speaks, SAME_MISTAKE_S)
+
+
+@contextlib.contextmanager
+def _gone_store_named(ranks: Ranks) -> Iterator[None]:
+    try:
+        yield
+    except (dist.DistError, RuntimeError) as error:
+        raise PacelineError(
+            f"rank {ranks.rank} of {ranks.world} lost the first rank before the start ({_plain(error)})"
+        ) from error
+
+
+# ---- at the end
+
+
+def settle(error: PacelineError, corner: Store, ranks: Ranks) -> None:
+    """Decide who speaks: the first rank, with the reason of another if it only lost that one; another rank, if the
+    first does not speak, or not of the same."""
+    if error.told is not None:
+        return
+    lost = isinstance(error, LostRankError)
+    error.told = False
+    with contextlib.suppress(dist.DistError, RuntimeError):  # with the store gone, each speaks for itself
+        if ranks.first:
+            if lost:
+                reason = _posted_reason(corner, ranks)
+                error.args = (f"{error}{reason}",)
+            corner.set("said", str(error))
+            return
+        if not lost:
+            corner.set(f"reason/{ranks.rank}", str(error))
+        said = _awaited(corner, "said", FIRST_SPEAKS_S)
+        error.told = said is not None and (lost or said == str(error))
+    if not error.told and not lost:
+        error.args = (f"rank {ranks.rank}: {error}",)
+
+
+def _posted_reason(corner: Store, ranks: Ranks) -> str:
+    keys = [f"reason/{rank}" for rank in range(1, ranks.world)]
+    _wait_until(lambda: any(corner.check([key]) for key in keys), 1.0)
+    found = [key for key in keys if corner.check([key])]
+    return f"; rank {found[0].split('/')[1]} says: {corner.get(found[0]).decode()}" if found else ""
+
+
+def _awaited(store: Store, key: str, timeout_s: float) -> str | None:
+    return store.get(key).decode() if _wait_until(lambda: store.check([key]), timeout_s) else None
+
+
+def _wait_until(true: Callable[[], bool], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
