@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from model.small import WINDOWED, in_fp32, random_tokens, shaken, small
-from paceline.kernels.attention import attend_chunked, attend_dense
+from model.small import END_OF_TEXT, WINDOWED, in_fp32, random_tokens, shaken, small
+from paceline.kernels.attention import attend_chunked, attend_dense, attend_triangle
 from paceline.model import attention
 from paceline.model.attention import Attend, chunk_of, chunked_mask, plan_reference, reach_tokens
 from paceline.model.config import ModelConfig, RotaryConfig, WindowConfig
@@ -95,6 +95,19 @@ def spy_on_chunks(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
 def attended(attend: Attend, inputs: list[Tensor]) -> Tensor:
     q, k, v = inputs
     return attend(0, q, k, v)
+
+
+@pytest.mark.parametrize("rows", [1, 96, 128, 256, 512])  # ragged, even, all at once, more than there are
+def test_a_triangle_of_queries_gives_the_dense_result_and_its_gradients(rows: int) -> None:
+    tokens, rule = 256, MaskRule(by_document=True, window_in_tokens=True, window_in_blocks=False)
+    documents = document_ids(random_tokens(2, tokens), END_OF_TEXT)
+    mask = dense_mask(rule, documents, tokens, torch.tensor(100))
+    generator = torch.Generator().manual_seed(0)
+    qkv = [torch.randn(2, tokens, heads, 8, generator=generator, requires_grad=True) for heads in (4, 2, 2)]
+    results = []
+    for attended in (attend_dense(*qkv, mask, scale=0.3), attend_triangle(*qkv, mask, scale=0.3, rows=rows)):
+        results.append([attended, *torch.autograd.grad(attended.square().sum(), qkv)])
+    assert_close(*results, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("tokens", "chunked"), [(4096, False), (4608, True), (4736, True)])  # 36 and 37 blocks

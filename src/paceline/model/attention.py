@@ -11,7 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.units import BLOCK_TOKENS, round_up
-from paceline.kernels.attention import attend_chunked, attend_dense, attend_flex, flex_block_mask
+from paceline.kernels.attention import (
+    attend_chunked,
+    attend_dense,
+    attend_flex,
+    attend_triangle,
+    flex_block_mask,
+)
 from paceline.model.config import ModelConfig
 from paceline.model.dtypes import torch_dtype
 from paceline.model.linear import linear, matrix
@@ -47,7 +53,7 @@ def plan_reference(config: ModelConfig, documents_BT: Tensor | None, tokens: int
     reach = reach_tokens(config, tokens)
     if tokens <= DENSE_LIMIT_TOKENS or tokens % BLOCK_TOKENS or reach + CHUNK_TOKENS >= tokens:
         mask = dense_mask(rule, documents_BT, tokens, window)
-        return lambda _, q, k, v: attend_dense(q, k, v, mask, scale=scale)
+        return lambda _, q, k, v: attend_triangle(q, k, v, mask, scale=scale, rows=CHUNK_TOKENS)
     mask = chunked_mask(rule, documents_BT, tokens, window, reach=reach, chunk=chunk_of(tokens))
     return lambda _, q, k, v: attend_chunked(q, k, v, mask, scale=scale)
 
