@@ -160,7 +160,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(cache: Path) -> None:
 # ---- whole runs on a CPU
 
 
-def unstated(folder: Path, *, limit_gib: float | None = None, steps: int = 6) -> RunConfig:
+def unstated(folder: Path, *, limit_gib: float | None = None, steps: int = 4) -> RunConfig:
     config = tiny_config(folder, steps=steps)
     train = replace(config.train, memory_limit_gib=limit_gib)
     return replace(config, batch=replace(config.batch, micro_tokens=None), train=train)
@@ -207,7 +207,7 @@ def test_a_resumed_run_is_cut_as_before(tmp_path: Path) -> None:
     config = unstated(tmp_path / "data")
     limited = unstated(tmp_path / "data", limit_gib=limit_for(config, 3))
     run(limited, tmp_path / "whole")
-    run(replace(limited, train=replace(limited.train, stop_after=3)), tmp_path / "cut")
+    run(replace(limited, train=replace(limited.train, stop_after=2)), tmp_path / "cut")
     done = resume_run(config, RunFolder(tmp_path / "cut"))  # there is room now, but the bits shall stay
     assert done.parts.config.train.recompute
     assert "as before" in str(done.parts.fit)
@@ -350,6 +350,7 @@ def test_at_one_sequence_the_advice_is_to_compute_again(tmp_path: Path, monkeypa
             RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
             True,
         ),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
         (MemoryError(), True),
         (RuntimeError("shapes do not match"), False),
         (ValueError("DefaultCPUAllocator"), False),

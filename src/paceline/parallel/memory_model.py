@@ -12,6 +12,7 @@ which who asks leaves a margin.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from paceline.core.units import BLOCK_TOKENS, human_bytes, round_up
 from paceline.data.config import BatchConfig
@@ -183,23 +184,28 @@ def _heads(model: ModelConfig, how: Execution) -> int:
 
 def _attention(model: ModelConfig, share: BatchConfig, how: Execution) -> float:
     """Queries, keys, values, result and the logarithm of its denominator; for the reference also its mask, as numbers,
-    and what its chunks of keys and values overlap."""
+    and what is held more than once."""
     c = _compute(model)
     if how.attention != "reference" or (model.window.unit == "none" and not model.document_mask):
         return c * 2 * (model.width + model.kv_width) + FP32 * model.num_heads
-    keys, overlap = _keys_of_a_chunk(model, share)
+    masked_keys, key_copies, result_copies = _reference_attention(model, share)
     masks = 1.0 if model.document_mask else 1 / share.micro_sequences  # of each sequence, or one for all
-    return c * (2 + 2 * overlap) * model.width + FP32 * model.num_heads + c * keys * masks
+    held = (1 + 2 * key_copies + result_copies) * model.width
+    return c * held + FP32 * model.num_heads + c * masked_keys * masks
 
 
-def _keys_of_a_chunk(model: ModelConfig, share: BatchConfig) -> tuple[int, float]:
-    """Keys that a query is held against by the reference, and how often each key is held."""
+def _reference_attention(model: ModelConfig, share: BatchConfig) -> tuple[float, float, float]:
+    """Of the reference: keys that a query is masked against, and how often keys (and values) and results are held."""
     tokens, windowed = share.sequence_tokens, model.window.unit != "none"
     reach = round_up(model.window.widest_tokens, BLOCK_TOKENS) if windowed else tokens
     if tokens <= DENSE_LIMIT_TOKENS or tokens % BLOCK_TOKENS or reach + ATTENTION_CHUNK_TOKENS >= tokens:
-        return tokens, 1.0
+        ends = [min(first + ATTENTION_CHUNK_TOKENS, tokens) for first in range(0, tokens, ATTENTION_CHUNK_TOKENS)]
+        rows = [end - start for start, end in pairwise([0, *ends])]
+        masked = sum(n * end for n, end in zip(rows, ends, strict=True)) / tokens  # rows see the keys before their end
+        return masked, 1.0, 2.0  # results are put together
     keys = reach + ATTENTION_CHUNK_TOKENS
-    return keys, keys / ATTENTION_CHUNK_TOKENS if share.micro_sequences > 1 else 1 + reach / tokens  # alone: views
+    overlap = keys / ATTENTION_CHUNK_TOKENS if share.micro_sequences > 1 else 1 + reach / tokens  # alone: views
+    return keys, overlap, 1.0
 
 
 def _mlp(model: ModelConfig, how: Execution) -> int:

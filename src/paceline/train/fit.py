@@ -40,6 +40,8 @@ CPU_SHARE = 0.8
 NEAR_SHARE = 0.1
 """A remembered choice holds while the memory there is differs by no more than this."""
 REMEMBERED = "fit.json"
+SIGNS = ("out of memory", "cublas_status_alloc_failed", "defaultcpuallocator")
+"""Of an error that means that memory has run out."""
 
 
 def assemble_to_fit(config: RunConfig, machine: Machine, ranks: Ranks = ALONE, *, before: Any = None) -> Parts:
@@ -156,7 +158,9 @@ def can_run_out(device: torch.device) -> bool:
 def _passes(parts: Parts) -> bool:
     try:
         trial(parts)
-    except torch.OutOfMemoryError:
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
         return False
     finally:
         parts.optimizer.zero_grad()
@@ -237,9 +241,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Of a GPU, or where the system refuses a CPU's allocator, for which torch has no type of its own."""
-    refused = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    return refused or isinstance(error, torch.OutOfMemoryError | MemoryError)
+    """Of the GPU's allocator; or of a library beside it, or of a CPU's, for which torch has no type of its own."""
+    told = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in told for sign in SIGNS)
 
 
 def out_of_memory(parts: Parts) -> PacelineError:
