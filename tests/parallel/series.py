@@ -161,6 +161,7 @@ def buffers(config: RunConfig, ranks: Ranks, broadcast: bool) -> bool:
         parts.model.rotary_cos.add_(ranks.rank)
         tokens = torch.zeros(1, LENGTH, dtype=torch.int32)
         replica(tokens, tokens.long(), torch.tensor(LENGTH, dtype=torch.int32))
+        del replica  # before its group, or the two may wait for each other for ever
         return torch.equal(parts.model.rotary_cos, true)
 
 

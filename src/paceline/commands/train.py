@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -13,6 +13,7 @@ from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.schema import changes, from_dict
 from paceline.core.units import human_seconds
 from paceline.evaluate.config import SamplingConfig
+from paceline.parallel.config import SlurmConfig
 from paceline.parallel.voice import one_voice
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
@@ -43,8 +44,9 @@ class TrainArgs:
     """Run folder; runs/<preset> otherwise."""
     resume: str | None = None
     """Continue this run (a folder, a name under runs/, or `latest`) from its newest good checkpoint."""
-    launch: Literal["local"] = "local"
-    """Where the run goes."""
+    launch: Literal["local", "slurm"] = "local"
+    """Where the run goes: here, or into a job of Slurm's (`--slurm.*`; needs `paceline[slurm]`)."""
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
     finish: bool = True
     """End with a sample and a report page."""
     config: Bare[RunConfig]
@@ -54,10 +56,20 @@ def train(argv: Sequence[str]) -> int:
     with one_voice():
         base = base_config(argv)
         arguments = parse_arguments(argv, base)
+        if arguments.launch == "slurm":
+            return _submit(argv, arguments)
         folder, done = _resume(arguments, base) if arguments.resume is not None else _start(arguments)
     if done.parts.ranks.first:
         _conclude(folder, done, finish=arguments.finish)
     return done.exit_code
+
+
+def _submit(argv: Sequence[str], arguments: TrainArgs) -> int:
+    """The words were parsed here first: a mistake need not wait in a queue."""
+    from paceline.commands.slurm import submit
+
+    submit(argv, arguments.slurm, name=arguments.config.preset)
+    return 0
 
 
 def parse_arguments(argv: Sequence[str], base: RunConfig) -> TrainArgs:

@@ -1,6 +1,7 @@
 """How a step is carried out by several processes. No torch. Alone, a process does none of it."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from paceline.core.errors import ConfigError
 
@@ -28,3 +29,32 @@ class ParallelConfig:
             raise ConfigError(f"--parallel.timeout-s {self.timeout_s} must be above 0; 1800 is half an hour")
         if not self.start_timeout_s > 0:
             raise ConfigError(f"--parallel.start-timeout-s {self.start_timeout_s} must be above 0; 300 is 5 minutes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmConfig:
+    """The job that `--launch slurm` hands in."""
+
+    partition: str | None = None
+    """Slurm's partition; None: its default."""
+    nodes: int = 1
+    """Machines."""
+    gpus: int = 0
+    """GPUs of each machine, with a rank each; 0: one rank on its CPU."""
+    cpus_per_rank: int = 4
+    """Cores of each rank."""
+    minutes: int = 60
+    """After which Slurm ends the job."""
+    logs: str = "runs/slurm"
+    """Folder for what ranks print; all machines must see it."""
+    cluster: Literal["slurm", "local"] = "slurm"
+    """`local` starts the same tasks on this machine, to try a command out."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("nodes", 1), ("gpus", 0), ("cpus_per_rank", 1), ("minutes", 1)):
+            if (value := getattr(self, name)) < least:
+                raise ConfigError(f"--slurm.{name.replace('_', '-')} {value} must be at least {least}")
+
+    @property
+    def ranks_per_node(self) -> int:
+        return max(1, self.gpus)

@@ -30,7 +30,7 @@ from paceline.parallel.ranks import Ranks, ranks_from_environment
 
 POLL_S = 0.05
 FIRST_SPEAKS_S = 5.0
-"""How long another rank waits for the first to speak, and the first for another's reason, before it speaks itself."""
+"""How long another rank waits for the first to speak, and the first for others to come and hear, before it goes."""
 SAME_MISTAKE_S = 30.0
 """The same before ranks have met: they may start that far apart."""
 
@@ -129,7 +129,7 @@ def meet(store: Store, ranks: Ranks, facts: Facts, timeout_s: float) -> Store:
         if ranks.first:
             corner, said = _receive(store, ranks, timeout_s)
             verdict = _judge(said, facts, ranks, timeout_s)
-            corner.set("verdict", json.dumps(verdict))
+            _announce(corner, verdict)
         else:
             corner = _come(store, ranks, {"facts": dict(facts)}, timeout_s)
             verdict = json.loads(_awaited(corner, "verdict", timeout_s) or "null")
@@ -196,26 +196,25 @@ def _judge(said: Mapping[int, Any], facts: Facts, ranks: Ranks, timeout_s: float
 
 
 def tell_before_meeting(error: PacelineError) -> None:
-    """A rank that fails on its way to the meeting: note by `error.told` whether the first rank speaks of it."""
+    """A rank that fails on its way to the meeting: the first one tells those that come, another one tells the first and
+    notes by `error.told` that it knows."""
     ranks = ranks_from_environment()
-    if ranks.world == 1 or not _agent_has_store():  # without torchrun's store there is nobody to ask
+    if ranks.world == 1:
         return
     with contextlib.suppress(PacelineError, dist.DistError, RuntimeError):
-        store = open_store(ranks, SAME_MISTAKE_S)
+        store, mistake = open_store(ranks, SAME_MISTAKE_S), isinstance(error, UserError)
         if ranks.first:
-            store.set("said", str(error))
-            return
-        says = {"error": str(error), "mistake": isinstance(error, UserError)}
-        hello = json.dumps({"word": (word := uuid.uuid4().hex), "says": says})
-        store.set(f"hello/{ranks.rank}", hello)
+            corner, _ = _receive(store, ranks, FIRST_SPEAKS_S)
+            _announce(corner, {"line": str(error), "mistake": mistake})
+        else:
+            _come(store, ranks, {"error": str(error), "mistake": mistake}, SAME_MISTAKE_S)
+            error.told = True
 
-        def first_speaks() -> bool:
-            if store.check([f"welcome/{word}"]):
-                PrefixStore(store.get(f"welcome/{word}").decode(), store).set(f"came/{word}", "")
-                return True
-            return bool(store.check(["said"])) and store.get("said").decode() == str(error)
 
-        error.told = _wait_until(first_speaks, SAME_MISTAKE_S)
+def _announce(corner: Store, verdict: dict[str, Any] | None) -> None:
+    corner.set("verdict", json.dumps(verdict))
+    if verdict is not None:
+        time.sleep(4 * POLL_S)  # until others have read it: the store may end with this process
 
 
 @contextlib.contextmanager

@@ -1,0 +1,45 @@
+"""`paceline train … --launch slurm`: the same command, one process a rank, as a job of Slurm's, through submitit.
+
+No torchrun is needed: Slurm starts the ranks, and submitit gives each its place in the variables that torchrun sets.
+"""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.core.errors import UserError
+from paceline.parallel.config import SlurmConfig
+
+
+def submit(argv: Sequence[str], config: SlurmConfig, *, name: str) -> Any:
+    """Hand in `paceline train` with these words and say where to look; submitit's job, for who wants to wait."""
+    executor = _submitit().AutoExecutor(folder=config.logs, cluster=config.cluster)
+    executor.update_parameters(
+        name=name,
+        nodes=config.nodes,
+        tasks_per_node=config.ranks_per_node,
+        gpus_per_node=config.gpus,
+        cpus_per_task=config.cpus_per_rank,
+        timeout_min=config.minutes,
+        **({} if config.partition is None else {"slurm_partition": config.partition}),
+    )
+    job = executor.submit(run_rank, [*argv, "--launch", "local"])  # the last one counts
+    print(f"job {job.job_id}: {config.nodes} x {config.ranks_per_node} ranks; logs in {config.logs}")
+    return job
+
+
+def run_rank(argv: Sequence[str]) -> None:
+    """One task of the job: this rank, in a process that ends as any other does."""
+    place = _submitit().helpers.TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
+    code = subprocess.run([sys.executable, "-m", "paceline.cli", "train", *argv], check=False).returncode
+    if code:  # so that Slurm counts the task as failed; the line that says why is in the log
+        raise RuntimeError(f"rank {place.rank} of {place.world_size} ended with exit code {code}")
+
+
+def _submitit() -> Any:
+    try:
+        import submitit
+    except ImportError:
+        raise UserError("--launch slurm needs submitit: pip install 'paceline[slurm]'") from None
+    return submitit
