@@ -14,6 +14,7 @@ import gc
 import json
 import os
 import re
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -235,21 +236,26 @@ def settle(error: PacelineError, corner: Store, ranks: Ranks) -> None:
     first does not speak, or not of the same."""
     if error.told is not None:
         return
-    lost = isinstance(error, LostRankError)
     error.told = False
+    asking = threading.Thread(target=_settle, args=(error, corner, ranks), daemon=True)
+    asking.start()  # a thread, since a store behind a cut cable does not even fail
+    asking.join(2 * FIRST_SPEAKS_S)
+    if not error.told and not ranks.first and not isinstance(error, LostRankError):
+        error.args = (f"rank {ranks.rank}: {error}",)
+
+
+def _settle(error: PacelineError, corner: Store, ranks: Ranks) -> None:
+    lost = isinstance(error, LostRankError)
     with contextlib.suppress(dist.DistError, RuntimeError):  # with the store gone, each speaks for itself
         if ranks.first:
             if lost:
-                reason = _posted_reason(corner, ranks)
-                error.args = (f"{error}{reason}",)
+                error.args = (f"{error}{_posted_reason(corner, ranks)}",)
             corner.set("said", str(error))
             return
         if not lost:
             corner.set(f"reason/{ranks.rank}", str(error))
         said = _awaited(corner, "said", FIRST_SPEAKS_S)
         error.told = said is not None and (lost or said == str(error))
-    if not error.told and not lost:
-        error.args = (f"rank {ranks.rank}: {error}",)
 
 
 def _posted_reason(corner: Store, ranks: Ranks) -> str:
