@@ -67,13 +67,13 @@ def head_errors(tokens: int, vocab: int, cap: float | None, *, device: str, dtyp
 
 
 def mlp_errors(tokens: int, width: int, hidden: int, *, device: str, dtype: torch.dtype) -> list[float]:
-    inputs = [seeded(tokens, width, seed=1), seeded(hidden, width, seed=2), seeded(width, hidden, seed=3)]
+    shapes = ((tokens, width), (hidden, width), (width, hidden), (tokens, width))
     return errors(
-        lambda x, up, down: [mlp_fused(x, up, down)],
-        lambda x, up, down: [F.relu(x @ up.T).square() @ down.T],
-        inputs,
+        lambda x, up, down, stream: [mlp_fused(x, up, down, stream)],
+        lambda x, up, down, stream: [stream + F.relu(x @ up.T).square() @ down.T],
+        [seeded(*shape, seed=number) for number, shape in enumerate(shapes, start=1)],
         device=device,
-        dtypes=[dtype] * 3,
+        dtypes=[dtype] * 4,
     )
 
 

@@ -20,15 +20,15 @@ def relu_squared(x: Tensor) -> Tensor:
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu2": relu_squared}
 
 
-FeedForward = Callable[["MLP", Tensor], Tensor]
-"""(module, x (B, T, width)) -> (B, T, width): who computes an MLP."""
+FeedForward = Callable[["MLP", Tensor, Tensor], Tensor]
+"""(module, normalised stream, stream), both (B, T, width) -> the stream with the MLP's output added: who computes it."""
 
 
-def feed_forward(mlp: "MLP", x: Tensor) -> Tensor:
-    """The plain twin: product, activation, product."""
+def feed_forward(mlp: "MLP", x: Tensor, stream: Tensor) -> Tensor:
+    """The plain twin: product, activation, product, sum."""
     c = mlp.config
     hidden = ACTIVATIONS[c.activation](linear(x, mlp.up, c.precision))
-    return linear(hidden, mlp.down, c.precision)
+    return stream + linear(hidden, mlp.down, c.precision)
 
 
 def feed_forward_named(name: str) -> FeedForward:
@@ -37,10 +37,12 @@ def feed_forward_named(name: str) -> FeedForward:
         return feed_forward
     from paceline.kernels.mlp_fused import mlp_fused
 
-    def fused(mlp: "MLP", x: Tensor) -> Tensor:
+    def fused(mlp: "MLP", x: Tensor, stream: Tensor) -> Tensor:
         dtype = torch_dtype(mlp.config.precision.compute)
-        rows = x.flatten(0, -2).to(dtype)
-        return mlp_fused(rows, mlp.up.to(dtype), mlp.down.to(dtype)).view(x.shape)
+        rows, weights = x.flatten(0, -2).to(dtype), (mlp.up.to(dtype), mlp.down.to(dtype))
+        if stream.dtype != dtype:  # an fp32 stream, as under autocast, cannot be summed inside the product
+            return stream + mlp_fused(rows, *weights, torch.zeros_like(rows)).view(x.shape)
+        return mlp_fused(rows, *weights, stream.flatten(0, -2)).view(x.shape)
 
     return fused
 
@@ -52,8 +54,9 @@ class MLP(nn.Module):
         self.up = matrix(config.mlp_width, config.width)
         self.down = matrix(config.width, config.mlp_width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.feed_forward(self, x)
+    def forward(self, x: Tensor, stream: Tensor) -> Tensor:
+        """`stream` plus the MLP of x, its normalised form."""
+        return self.feed_forward(self, x, stream)
 
 
 class Block(nn.Module):
@@ -82,4 +85,4 @@ class Block(nn.Module):
             branch, own = self.attention(rms_norm(x, eps), extra, turn, attend)
             scale = self.config.attention_branch_scale
             x = x + (branch if scale == 1.0 else scale * branch)
-        return x + self.mlp(rms_norm(x, eps)), own
+        return self.mlp(rms_norm(x, eps), x), own
