@@ -12,8 +12,8 @@ from paceline.kernels.product_fused import product
 
 
 def mlp_fused(x: Tensor, up: Tensor, down: Tensor, stream: Tensor) -> Tensor:
-    """stream + relu(x upᵀ)² downᵀ. x and stream (N, width), up (hidden, width), down (width, hidden), all in the compute
-    format; the sum is made inside the second product, in fp32, and rounded once."""
+    """stream + relu(x upᵀ)² downᵀ. x and stream (N, width), up (hidden, width), down (width, hidden), all in the
+    compute format; the sum is made inside the second product, in fp32, and rounded once."""
     y, _ = _mlp(x, up, down, stream)
     return y
 

@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu2": r
 
 
 FeedForward = Callable[["MLP", Tensor, Tensor], Tensor]
-"""(module, normalised stream, stream), both (B, T, width) -> the stream with the MLP's output added: who computes it."""
+"""(module, normalised stream, stream), both (B, T, width) -> stream with the MLP's output added: who computes it."""
 
 
 def feed_forward(mlp: "MLP", x: Tensor, stream: Tensor) -> Tensor:
