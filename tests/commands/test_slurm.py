@@ -1,5 +1,6 @@
 """`--launch slurm`: what is told before a job is handed in, and a job of two ranks by submitit's local executor."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -59,3 +60,13 @@ def test_the_tasks_of_a_job_train_together(tmp_path: Path) -> None:
         again.results()
     said = "".join(path.read_text() for path in (tmp_path / "logs").glob(f"{again.job_id}_*_log.err"))
     assert said.count("paceline: --out") == 1
+
+
+def test_a_machine_without_slurm_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("submitit")
+    if shutil.which("srun"):
+        pytest.skip("this machine has Slurm")
+    assert main(["train", "demo", "--launch", "slurm"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("paceline: --launch slurm cannot be used here: ")
+    assert told.count("\n") == 1

@@ -16,6 +16,7 @@ from paceline.train.config import TrainConfig
     [
         (MetricsConfig(), "every", 0),
         (TrainConfig(), "threads", 0),
+        (TrainConfig(), "threads", 5000),
         (TrainConfig(), "free_steps", -1),
         (TrainConfig(), "stop_after", 0),
         (MuonConfig(), "lr", -0.1),

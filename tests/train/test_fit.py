@@ -15,7 +15,7 @@ from paceline.metrics.card import read_card
 from paceline.parallel.share import share_of_batch
 from paceline.recipes.presets import preset
 from paceline.train import fit, loop
-from paceline.train.assemble import Parts
+from paceline.train.assemble import Parts, inspect_machine
 from paceline.train.back_ends import BackEnds
 from paceline.train.config import RunConfig
 from paceline.train.ladder import Rung, first_that_fits, foretold, ladder
@@ -213,6 +213,16 @@ def test_a_resumed_run_is_cut_as_before(tmp_path: Path) -> None:
     assert "as before" in str(done.parts.fit)
     one, other = weights(tmp_path / "cut"), weights(tmp_path / "whole")
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_lower_cut_that_was_remembered_after_running_out_goes_before_that_of_the_card(tmp_path: Path) -> None:
+    config = unstated(tmp_path / "data")
+    resolved, machine = inspect_machine(config)
+    rungs = ladder(resolved, machine.back_ends)
+    peaks = [foretold(resolved, machine.back_ends, rung).peak for rung in rungs]
+    for known, expected in ((rungs[2], 2), (rungs[0], 1), (None, 1)):
+        number, _ = fit._choose(resolved, machine, rungs, peaks, 2 * max(peaks), known=known, before=rungs[1])
+        assert number == expected
 
 
 # ---- running out, by fault injection

@@ -14,7 +14,10 @@ from paceline.parallel.config import SlurmConfig
 
 def submit(argv: Sequence[str], config: SlurmConfig, *, name: str) -> Any:
     """Hand in `paceline train` with these words and say where to look; submitit's job, for who wants to wait."""
-    executor = _submitit().AutoExecutor(folder=config.logs, cluster=config.cluster)
+    try:
+        executor = _submitit().AutoExecutor(folder=config.logs, cluster=config.cluster)
+    except RuntimeError as error:  # submitit's answer where there is no Slurm
+        raise UserError(f"--launch slurm cannot be used here: {error}; use --launch local, or torchrun") from None
     executor.update_parameters(
         name=name,
         nodes=config.nodes,

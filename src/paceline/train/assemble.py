@@ -102,7 +102,7 @@ def _device_of_rank(chosen: Choice, ranks: Ranks) -> torch.device:
 
 
 def assemble(config: RunConfig, machine: Machine, ranks: Ranks = ALONE) -> Parts:
-    """With several ranks, called between them (`parallel.ranks.joined`)."""
+    """With several ranks, called between them (`parallel.meeting.joined`)."""
     data = open_dataset(config.data, config.model.vocab_size)  # first: a mistake here should not wait for the model
     if config.data.one_pass:
         check_one_pass(data.train, config.data, config.batch, config.steps)

@@ -20,6 +20,9 @@ from paceline.model.config import ModelConfig
 from paceline.optim.config import OptimConfig
 from paceline.parallel.config import ParallelConfig
 
+MOST_THREADS = 1024
+"""Of one process. A few thousand end it without a word."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
@@ -57,6 +60,11 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"--train.threads {self.threads} must be at least 1; None takes all cores")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise ConfigError(
+                f"--train.threads {self.threads} exceeds {MOST_THREADS}, and systems refuse to make so many; None "
+                f"takes all cores"
+            )
         if self.memory_limit_gib is not None and not 0 < self.memory_limit_gib < math.inf:
             raise ConfigError(
                 f"--train.memory-limit-gib {self.memory_limit_gib} must be above 0; None takes what there is"

@@ -120,9 +120,14 @@ def _choose(
     """The rung to begin with, and why."""
     of = "" if there_is is None else f" of {human_bytes(there_is)}"
     fits = first_that_fits(peaks, there_is)
-    for rung, reason in ((before, "as before"), (known, "remembered")):
-        if rung in rungs and fits is not None and (number := rungs.index(rung)) >= fits:
-            return number, f"{reason}, {human_bytes(peaks[number])}{of} foretold"
+    usable = [
+        (rungs.index(rung), reason)
+        for rung, reason in ((before, "as before"), (known, "remembered"))
+        if rung in rungs and fits is not None and rungs.index(rung) >= fits
+    ]
+    if usable:  # the lower one: a run that ran out of memory left word of it
+        number, reason = max(usable, key=lambda choice: choice[0])
+        return number, f"{reason}, {human_bytes(peaks[number])}{of} foretold"
     if fits == 0:
         return 0, f"{human_bytes(peaks[0])}{of} foretold"
     if fits is not None:
@@ -258,7 +263,7 @@ def out_of_memory(parts: Parts) -> PacelineError:
     if not lower:
         resort = _last_resort(config, peaks[-1], there_is)
         return PacelineError(f"out of memory with {rung}, the least that can be done; {resort}")
-    if parts.fit.key is not None and ranks.first:
+    if parts.fit.key is not None:  # whichever rank it met: the first one only hears that another is lost
         remember(parts.fit.key, lower[0], there_is)
     found = first_that_fits(peaks[:-1], there_is)
     number = len(lower) - 1 if found is None else found
