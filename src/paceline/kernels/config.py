@@ -16,7 +16,7 @@ class AttentionConfig:
     """Shared library that registers `flash_attn_3.fwd` and `.bwd` with torch; None: the package flash_attn_interface.
     What it links to must be found too (LD_LIBRARY_PATH)."""
     heads: Literal["auto", "reference", "fused"] = "auto"
-    """Who makes the heads: projections, value mix, norm, rotary. `fused` is one product and one kernel."""
+    """Who makes the heads: projections, value mix, norm, rotary. `fused` is one product that ends in all of it."""
 
     def __post_init__(self) -> None:
         if self.fa3_library is not None and self.backend != "fa3":

@@ -21,15 +21,13 @@ TOKENS, WARPS = 16, 4
 
 @dataclass(frozen=True)
 class Tiles:
-    """How the product is cut: tiles of `m` tokens and `heads` heads, `together` programs on a multiprocessor."""
+    """How the product is cut: tiles of `m` tokens and two heads. One head, two programs a multiprocessor: no faster."""
 
     m: int = 128
     k: int = 64
-    heads: int = 2
     group: int = 16
     stages: int = 3
     warps: int = 8
-    together: int = 1
 
 
 TILES = Tiles()
@@ -46,7 +44,7 @@ class Shape:
     @property
     def whole_tiles(self) -> bool:
         """Whether the product's tiles are cut at the borders of queries, keys and values."""
-        return self.width == 128 and self.heads % TILES.heads == 0 and self.kv_heads % TILES.heads == 0
+        return self.width == 128 and self.heads % 2 == 0 and self.kv_heads % 2 == 0
 
 
 def heads_fused(
@@ -164,38 +162,31 @@ def heads_product(
     PAIRS: tl.constexpr,
     MIXED: tl.constexpr,
     EXTRA: tl.constexpr,
-    TILE_HEADS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
-    """All heads of all rows, in tiles of one or two heads."""
+    """All heads of all rows, in tiles of two heads."""
     row_tiles = tl.cdiv(rows, BLOCK_M)
-    column_tiles: tl.constexpr = (HEADS + 2 * KV_HEADS) // TILE_HEADS
+    column_tiles: tl.constexpr = (HEADS + 2 * KV_HEADS) // 2
     for tile in range(tl.program_id(0), row_tiles * column_tiles, PROGRAMS):  # Triton cannot flatten over branches
         first = (tile // (GROUP_M * column_tiles)) * GROUP_M
         height = min(row_tiles - first, GROUP_M)
         m = (first + (tile % (GROUP_M * column_tiles)) % height) * BLOCK_M
-        head = ((tile % (GROUP_M * column_tiles)) // height) * TILE_HEADS
-        product = tl.zeros((BLOCK_M, TILE_HEADS * 2 * HALF), tl.float32)
+        head = ((tile % (GROUP_M * column_tiles)) // height) * 2
+        product = tl.zeros((BLOCK_M, 4 * HALF), tl.float32)
         for k in range(0, depth, BLOCK_K):
             product = tl.dot(x_desc.load([m, k]), weight_desc.load([head * 2 * HALF, k]).T, product)
-        if TILE_HEADS == 1:
-            heads_ending(
-                head, product, m, q_desc, k_desc, v_desc, own_desc, extra_desc, mix_ptr, cos_ptr, sin_ptr, scale_ptr,
-                rows, sequence, eps, HEADS, KV_HEADS, HALF, PAIRS, MIXED, EXTRA, BLOCK_M,
-            )  # fmt: skip
-        else:
-            left, right = tl.split(tl.reshape(product, (BLOCK_M, 2, 2 * HALF)).permute(0, 2, 1))
-            heads_ending(
-                head, left, m, q_desc, k_desc, v_desc, own_desc, extra_desc, mix_ptr, cos_ptr, sin_ptr, scale_ptr,
-                rows, sequence, eps, HEADS, KV_HEADS, HALF, PAIRS, MIXED, EXTRA, BLOCK_M,
-            )  # fmt: skip
-            heads_ending(
-                head + 1, right, m, q_desc, k_desc, v_desc, own_desc, extra_desc, mix_ptr, cos_ptr, sin_ptr, scale_ptr,
-                rows, sequence, eps, HEADS, KV_HEADS, HALF, PAIRS, MIXED, EXTRA, BLOCK_M,
-            )  # fmt: skip
+        left, right = tl.split(tl.reshape(product, (BLOCK_M, 2, 2 * HALF)).permute(0, 2, 1))
+        heads_ending(
+            head, left, m, q_desc, k_desc, v_desc, own_desc, extra_desc, mix_ptr, cos_ptr, sin_ptr, scale_ptr,
+            rows, sequence, eps, HEADS, KV_HEADS, HALF, PAIRS, MIXED, EXTRA, BLOCK_M,
+        )  # fmt: skip
+        heads_ending(
+            head + 1, right, m, q_desc, k_desc, v_desc, own_desc, extra_desc, mix_ptr, cos_ptr, sin_ptr, scale_ptr,
+            rows, sequence, eps, HEADS, KV_HEADS, HALF, PAIRS, MIXED, EXTRA, BLOCK_M,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -377,10 +368,9 @@ def launch_product(
         return TensorDescriptor.from_tensor(tensor.view(tensor.size(0), -1), half)
 
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
-    programs = processors * tiles.together
-    heads_product[(programs,)](
+    heads_product[(processors,)](
         TensorDescriptor.from_tensor(x, [tiles.m, tiles.k]),
-        TensorDescriptor.from_tensor(weight, [tiles.heads * shape.width, tiles.k]),
+        TensorDescriptor.from_tensor(weight, [2 * shape.width, tiles.k]),
         by_row(made.q),
         by_row(made.k),
         by_row(made.v),
@@ -395,11 +385,10 @@ def launch_product(
         cos.size(0),
         eps,
         **_switches(shape, cos, extra, mix),
-        TILE_HEADS=tiles.heads,
         BLOCK_M=tiles.m,
         BLOCK_K=tiles.k,
         GROUP_M=tiles.group,
-        PROGRAMS=programs,
+        PROGRAMS=processors,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )

@@ -56,7 +56,7 @@ class Parts:
     """None: not to be had here, so no text and no bits per byte."""
     model: GPT
     forward: nn.Module
-    """The model, compiled if asked for: (tokens, targets, window) -> loss of every token. No other rank is involved."""
+    """The model, compiled if asked for: (tokens, targets, window) -> losses or total. No other rank is involved."""
     optimizer: Optimizer
     ranks: Ranks
     tables: SharedTables
