@@ -139,9 +139,12 @@ def call(kind: str, x: Inputs, kept: Kept | None, tiles: Tiles) -> tuple[Tensor,
     if kind == "forward":
         return kernels.launch_forward(*x.qkv, first_key, SCALE, tiles)[:1]
     assert kept is not None
+    grads = tuple(torch.empty_like(tensor) for tensor in x.qkv)
     if kind == "query_gradient":
-        return kernels.launch_query_gradient(x.grad, *x.qkv, kept.out, kept.lse, first_key, SCALE, tiles)[:1]
-    return kernels.launch_key_gradient(x.grad, *x.qkv, kept.lse, kept.delta, end_query, SCALE, tiles)
+        kernels.launch_query_gradient(x.grad, *x.qkv, kept.out, kept.lse, first_key, SCALE, tiles, grads[0])
+        return grads[:1]
+    kernels.launch_key_gradient(x.grad, *x.qkv, kept.lse, kept.delta, end_query, SCALE, tiles, *grads[1:])
+    return grads[1:]
 
 
 JUDGED = {"forward": ("out",), "query_gradient": ("q",), "key_gradient": ("k", "v")}

@@ -13,8 +13,9 @@ from paceline.kernels.attention_ranges import BACKWARD_KEYS, BACKWARD_QUERIES, F
 TILES = {"forward": FORWARD, "query_gradient": BACKWARD_QUERIES, "key_gradient": BACKWARD_KEYS}
 
 
-def compile_for_hopper(name: str, width: int, tiles: Tiles | None = None, *, heads: int = 6) -> Any:
-    """The compiled kernel for bf16 inputs: `.asm["ptx"]`, `.metadata.shared` in bytes."""
+def compile_for_hopper(name: str, width: int, tiles: Tiles | None = None, *, heads: int = 6, raw: bool = False) -> Any:
+    """The compiled kernel for bf16 inputs: `.asm["ptx"]`, `.metadata.shared` in bytes. `raw`: with the ending that
+    carries gradients on to the projections."""
     kernel, tiles = getattr(attention_ranges, f"attention_{name}"), tiles or TILES[name]
     constants = {
         "HEADS": heads,
@@ -24,8 +25,13 @@ def compile_for_hopper(name: str, width: int, tiles: Tiles | None = None, *, hea
         "BLOCK_N": tiles.keys,
         "TMA": tiles.tma,
         "PRECISION": "tf32",
+        "RAW": raw,
+        "PAIRS": width // 4,
+        "MIXED": raw,
+        "EXTRA": raw,
     }
-    type_of = functools.partial(_type, width=width, tiles=tiles)
+    constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
+    type_of = functools.partial(_type, width=width, tiles=tiles, raw=raw)
     signature = {name: "constexpr" if name in constants else type_of(name) for name in kernel.arg_names}
     aligned = {
         (index,): [["tt.divisibility", 16]]
@@ -39,11 +45,13 @@ def compile_for_hopper(name: str, width: int, tiles: Tiles | None = None, *, hea
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
-def _type(name: str, *, width: int, tiles: Tiles) -> str:
+def _type(name: str, *, width: int, tiles: Tiles, raw: bool) -> str:
     rows = {"q": "queries", "out": "queries", "grad": "queries", "grad_q": "queries"}
     rows |= {"k": "keys", "v": "keys", "grad_k": "keys", "grad_v": "keys"}
+    rows |= {"own": "keys", "extra": "keys", "grad_extra": "keys"}
     if name in rows:
-        return f"tensordesc<bf16[{getattr(tiles, rows[name])}, {width}]>" if tiles.tma else "*bf16"
+        columns = width // 2 if raw and name in ("grad_q", "grad_k") else width
+        return f"tensordesc<bf16[{getattr(tiles, rows[name])}, {columns}]>" if tiles.tma else "*bf16"
     if name in ("first_ptr", "end_ptr"):
         return "*i32"
     if name.endswith("_ptr"):

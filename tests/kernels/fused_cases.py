@@ -6,11 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.attention_cases import documents_of
+from paceline.kernels.attention import attend_dense
+from paceline.kernels.attention_joined import attend_joined
 from paceline.kernels.head_loss_fused import head_loss_fused
 from paceline.kernels.heads_fused import heads_fused
 from paceline.kernels.mlp_fused import mlp_fused
-from paceline.model.config import RotaryConfig
+from paceline.model.config import ModelConfig, RotaryConfig, WindowConfig
 from paceline.model.loss import IGNORE_TARGET
+from paceline.model.masks import MaskRule, dense_mask
+from paceline.model.ranges import ranges_of
 from paceline.model.rotary import rotary_tables
 
 EPS = 2.0**-7
@@ -77,22 +82,11 @@ def mlp_errors(tokens: int, width: int, hidden: int, *, device: str, dtype: torc
     )
 
 
-def heads_errors(
-    shape: tuple[int, int, int],
-    *,
-    turning_share: float,
-    mixed: bool,
-    extra: bool,
-    sequence: int,
-    sequences: int,
-    device: str,
-    dtype: torch.dtype,
-    depth: int = 24,
-) -> list[float]:
+def heads_in_float64(
+    cos: Tensor, sin: Tensor, shape: tuple[int, int, int], sequences: int
+) -> Callable[..., list[Tensor]]:
+    """(x, weight, rows of a value table, mix) -> q, k, v."""
     heads, kv_heads, width = shape
-    rows = sequence * sequences
-    rotary = RotaryConfig(base=1024.0, turning_share=turning_share, max_tokens=sequence)
-    cos, sin = (table.to(device) for table in rotary_tables(rotary, width))
 
     def positioned(x: Tensor) -> Tensor:
         x = x / torch.sqrt(x.square().mean(-1, keepdim=True) + EPS)
@@ -107,16 +101,82 @@ def heads_errors(
             v = mix[0] * v + (0 if rows_of_table is None else mix[1] * rows_of_table)
         return [positioned(q), positioned(k), v]
 
-    inputs = [
+    return plain
+
+
+def heads_inputs(
+    rows: int, depth: int, shape: tuple[int, int, int], *, mixed: bool, extra: bool
+) -> list[Tensor | None]:
+    heads, kv_heads, width = shape
+    return [
         seeded(rows, depth, seed=1),
         seeded((heads + 2 * kv_heads) * width, depth, seed=2, scale=depth**-0.5),
         seeded(rows, kv_heads, width, seed=3) if extra else None,
         torch.tensor([0.4, 0.7]) if mixed else None,
     ]
+
+
+def turning_tables(sequence: int, width: int, turning_share: float, device: str) -> tuple[Tensor, Tensor]:
+    rotary = RotaryConfig(base=1024.0, turning_share=turning_share, max_tokens=sequence)
+    cos, sin = rotary_tables(rotary, width)
+    return cos.to(device), sin.to(device)
+
+
+def heads_errors(
+    shape: tuple[int, int, int],
+    *,
+    turning_share: float,
+    mixed: bool,
+    extra: bool,
+    sequence: int,
+    sequences: int,
+    device: str,
+    dtype: torch.dtype,
+    depth: int = 24,
+) -> list[float]:
+    cos, sin = turning_tables(sequence, shape[2], turning_share, device)
     return errors(
         lambda x, weight, table, mix: heads_fused(x, weight, table, mix, cos, sin, EPS, shape),
+        heads_in_float64(cos, sin, shape, sequences),
+        heads_inputs(sequence * sequences, depth, shape, mixed=mixed, extra=extra),
+        device=device,
+        dtypes=[dtype, dtype, dtype, torch.float32],
+    )
+
+
+def joined_errors(
+    shape: tuple[int, int, int],
+    *,
+    turning_share: float,
+    mixed: bool,
+    extra: bool,
+    sequence: int,
+    sequences: int,
+    device: str,
+    dtype: torch.dtype,
+    depth: int = 24,
+    window: int = 128,
+) -> list[float]:
+    """Stream to attended values, under documents and a window in blocks."""
+    cos, sin = turning_tables(sequence, shape[2], turning_share, device)
+    config = ModelConfig(window=WindowConfig(unit="blocks"), document_mask=True)
+    documents = documents_of(sequences, sequence, device, mean_tokens=150)
+    seen = (MaskRule.of(config), documents, sequence, torch.tensor(window, dtype=torch.int32, device=device))
+    ranges, mask = ranges_of(*seen), dense_mask(*seen)
+    make, scale = heads_in_float64(cos, sin, shape, sequences), shape[2] ** -0.5
+
+    def fast(x: Tensor, weight: Tensor, table: Tensor | None, mix: Tensor | None) -> list[Tensor]:
+        keys = (ranges.first_key, ranges.end_query)
+        return [attend_joined(x, weight, table, mix, cos, sin, *keys, EPS, shape, scale=scale)]
+
+    def plain(*inputs: Tensor | None) -> list[Tensor]:
+        q, k, v = (heads.unflatten(0, (sequences, sequence)) for heads in make(*inputs))
+        return [attend_dense(q, k, v, mask, scale=scale).flatten(0, 1)]
+
+    return errors(
+        fast,
         plain,
-        inputs,
+        heads_inputs(sequence * sequences, depth, shape, mixed=mixed, extra=extra),
         device=device,
         dtypes=[dtype, dtype, dtype, torch.float32],
     )

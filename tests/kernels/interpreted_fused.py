@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.fused_cases import head_errors, heads_errors, mlp_errors
+from kernels.fused_cases import head_errors, heads_errors, joined_errors, mlp_errors
 from paceline.kernels import head_loss_fused, heads_fused
 from paceline.kernels.head_loss_fused import head_loss_fused as head_loss
 from paceline.optim.newton_schulz import orthogonalise, orthogonalise_symmetric
@@ -58,6 +58,21 @@ def test_heads(mixed: bool, extra: bool, shape: tuple[int, int, int], turning_sh
     sequence = heads_fused.TOKENS + 3 if shape[2] < 128 else heads_fused.TILES.m // 2 + 6  # ragged; two in one program
     found = heads_errors(
         shape, turning_share=turning_share, mixed=mixed, extra=extra, sequence=sequence, sequences=2, **CPU
+    )
+    assert max(found) < ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("mixed", "extra", "shape", "turning_share"),
+    [
+        (True, True, (2, 1, 64), 0.5),
+        (True, False, (2, 2, 128), 0.5),  # heads that the product's tiles hold
+        (False, False, (1, 1, 64), 1.0),
+    ],
+)
+def test_stream_to_attended_values(mixed: bool, extra: bool, shape: tuple[int, int, int], turning_share: float) -> None:
+    found = joined_errors(
+        shape, turning_share=turning_share, mixed=mixed, extra=extra, sequence=256, sequences=2, **CPU
     )
     assert max(found) < ROUNDING
 

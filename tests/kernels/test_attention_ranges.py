@@ -53,11 +53,20 @@ def test_the_kernels_agree_however_the_work_is_cut() -> None:
 
 
 @pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("name", ["forward", "query_gradient", "key_gradient"])
-def test_the_kernels_compile_for_hopper(name: str, width: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [
+        ("forward", False),
+        ("query_gradient", False),
+        ("query_gradient", True),
+        ("key_gradient", False),
+        ("key_gradient", True),
+    ],
+)
+def test_the_kernels_compile_for_hopper(name: str, raw: bool, width: int) -> None:
     """With the products as wgmma, within the shared memory of a multiprocessor."""
     from kernels.compiling import compile_for_hopper
 
-    compiled = compile_for_hopper(name, width)
+    compiled = compile_for_hopper(name, width, raw=raw)
     assert "wgmma.mma_async" in compiled.asm["ptx"]
     assert compiled.metadata.shared <= 232_448

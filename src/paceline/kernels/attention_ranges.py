@@ -26,6 +26,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from paceline.core.units import BLOCK_TOKENS
+from paceline.kernels.heads_fused import halves, load_angles, raw_gradient
 
 WIDTHS = (64, 128)
 LOG2_E = 1.4426950408889634
@@ -53,7 +54,7 @@ class Tiles:
 
 
 FORWARD = Tiles(queries=64, keys=64, warps=4, stages=3)
-BACKWARD_QUERIES = Tiles(queries=128, keys=32, warps=8, stages=3)
+BACKWARD_QUERIES = Tiles(queries=128, keys=32, warps=8, stages=3, registers=128)  # two programs on a multiprocessor
 BACKWARD_KEYS = Tiles(queries=64, keys=64, warps=4, stages=2)
 """The fastest for heads of 128 (benchmarks/attention_tuning.py). Heads of 64 take the same, unmeasured: they need half
 the shared memory, so what fits the one fits the other."""
@@ -66,15 +67,19 @@ def attend_ranges(q: Tensor, k: Tensor, v: Tensor, first_key: Tensor, end_query:
 
     first_key, end_query (B or 1, T) int32, never falling along T: query q sees the keys first_key[q] .. q, which is to
     say that key k is seen by the queries k .. end_query[k] - 1."""
-    if q.size(1) % BLOCK_TOKENS or q.size(3) not in WIDTHS:
-        raise ValueError(
-            f"{q.size(1):,} tokens with heads of {q.size(3)}: the kernels cut sequences into blocks of {BLOCK_TOKENS} "
-            f"tokens and know heads of {' and '.join(map(str, WIDTHS))}; use --attention.backend flex"
-        )
+    check_heads(q.size(1), q.size(3))
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q is {q.dtype}, k {k.dtype}, v {v.dtype}, but their products need one format")
     out, _ = attend_forward(q, k, v, first_key, end_query, scale)
     return out
+
+
+def check_heads(tokens: int, width: int) -> None:
+    if tokens % BLOCK_TOKENS or width not in WIDTHS:
+        raise ValueError(
+            f"{tokens:,} tokens with heads of {width}: the kernels cut sequences into blocks of {BLOCK_TOKENS} tokens "
+            f"and know heads of {' and '.join(map(str, WIDTHS))}; use --attention.backend flex"
+        )
 
 
 @triton.jit
@@ -95,6 +100,40 @@ def store_tile(target, row, column, stride, tile, ROWS: tl.constexpr, WIDTH: tl.
     else:
         offsets = tl.arange(0, ROWS)[:, None] * stride + tl.arange(0, WIDTH)[None, :]
         tl.store(target + (row.to(tl.int64) * stride + column) + offsets, tile)
+
+
+@triton.jit
+def store_raw(
+    target,
+    grad,  # (ROWS, WIDTH) fp32, of queries or keys
+    kept,  # those queries or keys: descriptor or pointer
+    row,
+    position,
+    column,
+    head,  # among queries' and keys'
+    target_stride,
+    kept_stride,
+    cos_ptr,
+    sin_ptr,
+    norm_ptr,
+    NORMS: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PAIRS: tl.constexpr,
+    TMA: tl.constexpr,
+):
+    """Store the gradient of the raw projection: through rotary and norm back. `norm` (rows, NORMS) fp32."""
+    HALF: tl.constexpr = WIDTH // 2
+    rows = tl.arange(0, ROWS)
+    tile = load_tile(kept, row, column, kept_stride, ROWS, WIDTH, TMA)
+    a, b = halves(tile.to(tl.float32), ROWS, HALF)
+    grad_a, grad_b = halves(grad, ROWS, HALF)
+    norm = tl.load(norm_ptr + (row + rows).to(tl.int64) * NORMS + head)
+    pair = tl.arange(0, HALF)[None, :]
+    cos, sin = load_angles(cos_ptr, sin_ptr, (position + rows)[:, None], pair, pair < HALF, PAIRS)
+    raw_a, raw_b = raw_gradient(grad_a, grad_b, a, b, norm, cos, sin, HALF)
+    store_tile(target, row, column, target_stride, raw_a.to(tile.dtype), ROWS, HALF, TMA)
+    store_tile(target, row, column + HALF, target_stride, raw_b.to(tile.dtype), ROWS, HALF, TMA)
 
 
 @triton.jit
@@ -175,6 +214,10 @@ def attention_query_gradient(
     v_stride,
     out_stride,
     grad_stride,
+    grad_q_stride,
+    cos_ptr,
+    sin_ptr,
+    norm_ptr,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -182,8 +225,11 @@ def attention_query_gradient(
     BLOCK_N: tl.constexpr,
     TMA: tl.constexpr,
     PRECISION: tl.constexpr,
+    RAW: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):
-    """One query tile of one head: its delta = sum(out * grad) by row, and its gradient."""
+    """One query tile of one head: its delta = sum(out * grad) by row, and its gradient; RAW: that of the projection
+    which was normalised and turned to give q."""
     start = tl.program_id(0) * BLOCK_M
     batch, head = tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
     row, column = batch * tokens, head // GROUP * WIDTH
@@ -214,8 +260,14 @@ def attention_query_gradient(
             p = tl.where((keys[None, :] >= first[:, None]) & (keys[None, :] <= queries[:, None]), p, 0.0)
         ds = p * (dp - delta[:, None])
         acc = tl.dot(ds.to(k_tile.dtype), k_tile, acc, input_precision=PRECISION)
-    tile = (acc * scale).to(q_tile.dtype)
-    store_tile(grad_q, row + start, head * WIDTH, HEADS * WIDTH, tile, BLOCK_M, WIDTH, TMA)
+    acc *= scale
+    if RAW:
+        store_raw(
+            grad_q, acc, q, row + start, start, head * WIDTH, head, grad_q_stride, q_stride, cos_ptr, sin_ptr, norm_ptr,
+            HEADS + HEADS // GROUP, BLOCK_M, WIDTH, PAIRS, TMA,
+        )  # fmt: skip
+    else:
+        store_tile(grad_q, row + start, head * WIDTH, grad_q_stride, acc.to(q_tile.dtype), BLOCK_M, WIDTH, TMA)
 
 
 @triton.jit
@@ -237,6 +289,16 @@ def attention_key_gradient(
     k_stride,
     v_stride,
     grad_stride,
+    grad_k_stride,
+    grad_v_stride,
+    cos_ptr,
+    sin_ptr,
+    norm_ptr,
+    own,
+    extra,
+    grad_extra,
+    mix_ptr,
+    parts_ptr,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -244,9 +306,15 @@ def attention_key_gradient(
     BLOCK_N: tl.constexpr,
     TMA: tl.constexpr,
     PRECISION: tl.constexpr,
+    RAW: tl.constexpr,
+    PAIRS: tl.constexpr,
+    MIXED: tl.constexpr,
+    EXTRA: tl.constexpr,
 ):
     """One key tile of one key head: the gradients of its keys and values over all query heads of the group.
-    Scores are kept transposed, keys by queries, so that the weights are operands straight from registers."""
+    Scores are kept transposed, keys by queries, so that the weights are operands straight from registers.
+    RAW: the gradients of the projections which were normalised and turned to give k, and MIXED to give v; each program
+    leaves its part of the mixing scalars' gradient in its row of `parts`, to be summed in a fixed order."""
     KV_HEADS: tl.constexpr = HEADS // GROUP
     start = tl.program_id(0) * BLOCK_N
     batch, kv_head = tl.program_id(1) // KV_HEADS, tl.program_id(1) % KV_HEADS
@@ -279,9 +347,25 @@ def attention_key_gradient(
             dp = tl.dot(v_tile, tl.trans(grad_tile), input_precision=PRECISION)
             ds = (p * (dp - delta[None, :])).to(q_tile.dtype)
             acc_k = tl.dot(ds, q_tile, acc_k, input_precision=PRECISION)
-    tile_k, tile_v = (acc_k * scale).to(k_tile.dtype), acc_v.to(v_tile.dtype)
-    store_tile(grad_k, row + start, column, KV_HEADS * WIDTH, tile_k, BLOCK_N, WIDTH, TMA)
-    store_tile(grad_v, row + start, column, KV_HEADS * WIDTH, tile_v, BLOCK_N, WIDTH, TMA)
+    acc_k *= scale
+    if RAW:
+        store_raw(
+            grad_k, acc_k, k, row + start, start, column, HEADS + kv_head, grad_k_stride, k_stride, cos_ptr, sin_ptr,
+            norm_ptr, HEADS + KV_HEADS, BLOCK_N, WIDTH, PAIRS, TMA,
+        )  # fmt: skip
+        parts_ptr += (tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)) * 2
+        if EXTRA:
+            extra_tile = load_tile(extra, row + start, column, KV_HEADS * WIDTH, BLOCK_N, WIDTH, TMA)
+            tl.store(parts_ptr + 1, tl.sum(acc_v * extra_tile.to(tl.float32)))
+            tile = (acc_v * tl.load(mix_ptr + 1).to(tl.float32)).to(v_tile.dtype)
+            store_tile(grad_extra, row + start, column, KV_HEADS * WIDTH, tile, BLOCK_N, WIDTH, TMA)
+        if MIXED:
+            own_tile = load_tile(own, row + start, column, KV_HEADS * WIDTH, BLOCK_N, WIDTH, TMA)
+            tl.store(parts_ptr, tl.sum(acc_v * own_tile.to(tl.float32)))
+            acc_v *= tl.load(mix_ptr).to(tl.float32)
+    else:
+        store_tile(grad_k, row + start, column, grad_k_stride, acc_k.to(k_tile.dtype), BLOCK_N, WIDTH, TMA)
+    store_tile(grad_v, row + start, column, grad_v_stride, acc_v.to(v_tile.dtype), BLOCK_N, WIDTH, TMA)
 
 
 def as_rows(x: Tensor) -> Tensor:
@@ -333,6 +417,25 @@ def launch_forward(
     return out, lse
 
 
+@dataclass(frozen=True)
+class Raw:
+    """For gradients of the projections that gave q, k and v, instead of those of q, k and v (`heads_fused`)."""
+
+    grad: Tensor
+    """(N, (H + 2 H_kv) D), to be filled: queries, keys, values."""
+    cos: Tensor
+    sin: Tensor
+    norm: Tensor
+    """Scales of the norms, (N, H + H_kv) fp32."""
+    own: Tensor
+    """Values before they were mixed, (N, H_kv, D)."""
+    mix: Tensor | None
+    extra: Tensor | None
+    grad_extra: Tensor
+    parts: Tensor
+    """(key tiles x key heads, 2) fp32, to be filled: parts of the gradient of `mix`."""
+
+
 def launch_query_gradient(
     grad: Tensor,
     q: Tensor,
@@ -343,14 +446,18 @@ def launch_query_gradient(
     first_key: Tensor,
     scale: float,
     tiles: Tiles,
-) -> tuple[Tensor, Tensor]:
-    """The gradient of q, and delta (B, H, T) fp32 for the other kernel."""
+    grad_q: Tensor,
+    raw: Raw | None = None,
+) -> Tensor:
+    """Fill grad_q, (B, T, H, D), with the gradient of q, or by `raw`. Returns delta (B, H, T) fp32 for the other."""
     batch, tokens, heads, width = q.shape
-    grad_q, delta = q.new_empty(q.shape), torch.empty_like(lse)
+    delta = torch.empty_like(lse)
     rows = [as_rows(x) for x in (q, k, v, out, grad, grad_q)]
     m, n = tiles.queries, tiles.keys
+    stored = width if raw is None else width // 2
+    blocks = ((m, width), (n, width), (n, width), (m, width), (m, width), (m, stored))
     attention_query_gradient[(tokens // m, batch * heads)](
-        *(_argument(x, block, width, tma=tiles.tma) for x, block in zip(rows, (m, n, n, m, m, m), strict=True)),
+        *(_argument(x, *block, tma=tiles.tma) for x, block in zip(rows, blocks, strict=True)),
         lse,
         delta,
         first_key,
@@ -358,13 +465,16 @@ def launch_query_gradient(
         scale * LOG2_E,
         tokens,
         tokens if first_key.size(0) > 1 else 0,
-        *(x.stride(0) for x in rows[:5]),
+        *(x.stride(0) for x in rows),
+        *((lse, lse, lse) if raw is None else (raw.cos, raw.sin, raw.norm)),
         BLOCK_M=m,
         BLOCK_N=n,
+        RAW=raw is not None,
+        PAIRS=0 if raw is None else raw.cos.size(1),
         **_shape_constants(q, k),
         **_options(tiles),
     )
-    return grad_q, delta
+    return delta
 
 
 def launch_key_gradient(
@@ -377,14 +487,18 @@ def launch_key_gradient(
     end_query: Tensor,
     scale: float,
     tiles: Tiles,
-) -> tuple[Tensor, Tensor]:
-    """The gradients of k and v."""
+    grad_k: Tensor,
+    grad_v: Tensor,
+    raw: Raw | None = None,
+) -> None:
+    """Fill grad_k and grad_v, (B, T, H_kv, D), with the gradients of k and v, or by `raw`."""
     batch, tokens, kv_heads, width = k.shape
-    grad_k, grad_v = k.new_empty(k.shape), v.new_empty(v.shape)
     rows = [as_rows(x) for x in (q, k, v, grad, grad_k, grad_v)]
     m, n = tiles.queries, tiles.keys
+    stored = width if raw is None else width // 2
+    blocks = ((m, width), (n, width), (n, width), (m, width), (n, stored), (n, width))
     attention_key_gradient[(tokens // n, batch * kv_heads)](
-        *(_argument(x, block, width, tma=tiles.tma) for x, block in zip(rows, (m, n, n, m, n, n), strict=True)),
+        *(_argument(x, *block, tma=tiles.tma) for x, block in zip(rows, blocks, strict=True)),
         lse,
         delta,
         end_query,
@@ -392,13 +506,30 @@ def launch_key_gradient(
         scale * LOG2_E,
         tokens,
         tokens if end_query.size(0) > 1 else 0,
-        *(x.stride(0) for x in rows[:4]),
+        *(x.stride(0) for x in rows),
+        *_key_raw_arguments(raw, lse, n, width, tma=tiles.tma),
         BLOCK_M=m,
         BLOCK_N=n,
+        RAW=raw is not None,
+        PAIRS=0 if raw is None else raw.cos.size(1),
+        MIXED=raw is not None and raw.mix is not None,
+        EXTRA=raw is not None and raw.extra is not None,
         **_shape_constants(q, k),
         **_options(tiles),
     )
-    return grad_k, grad_v
+
+
+def _key_raw_arguments(raw: Raw | None, unused: Tensor, keys: int, width: int, *, tma: bool) -> list[Any]:
+    """`unused` stands for what the kernel does not read."""
+    if raw is None:
+        return [unused] * 8
+    values = (
+        unused if raw.mix is None else raw.own,
+        unused if raw.extra is None else raw.extra,
+        unused if raw.extra is None else raw.grad_extra,
+    )
+    rows = (x if x is unused else _argument(x.view(x.size(0), -1), keys, width, tma=tma) for x in values)
+    return [raw.cos, raw.sin, raw.norm, *rows, unused if raw.mix is None else raw.mix, raw.parts]
 
 
 def _tiles(tiles: Tiles, q: Tensor) -> Tiles:
@@ -426,9 +557,32 @@ def attend_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
-    grad_q, delta = launch_query_gradient(grad, q, k, v, out, lse, first_key, scale, _tiles(BACKWARD_QUERIES, q))
-    grad_k, grad_v = launch_key_gradient(grad, q, k, v, lse, delta, end_query, scale, _tiles(BACKWARD_KEYS, q))
-    return grad_q, grad_k, grad_v
+    grads = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    fill_gradients(grads, grad, q, k, v, out, lse, first_key, end_query, scale)
+    return grads
+
+
+def fill_gradients(
+    grads: tuple[Tensor, Tensor, Tensor],
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    first_key: Tensor,
+    end_query: Tensor,
+    scale: float,
+    raw: Raw | None = None,
+) -> None:
+    """Both kernels. `grads` take the gradients of q, k and v, or by `raw` those of their projections."""
+    tiles = _tiles(BACKWARD_QUERIES, q)
+    delta = launch_query_gradient(grad, q, k, v, out, lse, first_key, scale, tiles, grads[0], raw)
+    launch_key_gradient(grad, q, k, v, lse, delta, end_query, scale, key_tiles(q), *grads[1:], raw)
+
+
+def key_tiles(q: Tensor) -> Tiles:
+    return _tiles(BACKWARD_KEYS, q)
 
 
 @attend_forward.register_fake

@@ -82,6 +82,20 @@ def load_angles(cos_ptr, sin_ptr, position, column, inside, PAIRS: tl.constexpr)
 
 
 @triton.jit
+def halves(x, ROWS: tl.constexpr, HALF: tl.constexpr):
+    """(ROWS, 2 HALF) cut into its two halves of columns: a pair is an element of either."""
+    return tl.split(tl.reshape(x, (ROWS, 2, HALF)).permute(0, 2, 1))
+
+
+@triton.jit
+def raw_gradient(grad_a, grad_b, a, b, scale, cos, sin, HALF: tl.constexpr):
+    """The gradient of x, given that of y = turn(x s), y itself and s (rows,): s·turn⁻¹(dy - y·mean(dy·y))."""
+    along = ((tl.sum(grad_a * a, 1) + tl.sum(grad_b * b, 1)) * (1.0 / (2 * HALF)))[:, None]
+    back_a, back_b = turn_back(grad_a - a * along, grad_b - b * along, cos, sin)
+    return back_a * scale[:, None], back_b * scale[:, None]
+
+
+@triton.jit
 def heads_ending(
     head,  # of the joined projection
     product,  # (tokens, width) fp32
@@ -106,8 +120,8 @@ def heads_ending(
     EXTRA: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """Finish one head of a tile and store it. A pair is an element of either half."""
-    a, b = tl.split(tl.reshape(product, (BLOCK_M, 2, HALF)).permute(0, 2, 1))
+    """Finish one head of a tile and store it."""
+    a, b = halves(product, BLOCK_M, HALF)
     if head < HEADS + KV_HEADS:
         row = m + tl.arange(0, BLOCK_M)
         column = tl.arange(0, HALF)[None, :]
@@ -178,7 +192,7 @@ def heads_product(
         product = tl.zeros((BLOCK_M, 4 * HALF), tl.float32)
         for k in range(0, depth, BLOCK_K):
             product = tl.dot(x_desc.load([m, k]), weight_desc.load([head * 2 * HALF, k]).T, product)
-        left, right = tl.split(tl.reshape(product, (BLOCK_M, 2, 2 * HALF)).permute(0, 2, 1))
+        left, right = halves(product, BLOCK_M, 2 * HALF)
         heads_ending(
             head, left, m, q_desc, k_desc, v_desc, own_desc, extra_desc, mix_ptr, cos_ptr, sin_ptr, scale_ptr,
             rows, sequence, eps, HEADS, KV_HEADS, HALF, PAIRS, MIXED, EXTRA, BLOCK_M,
@@ -293,12 +307,9 @@ def heads_backward(
         db = tl.load(given + HALF, mask=inside, other=0.0).to(tl.float32)
         a = tl.load(kept, mask=inside, other=0.0).to(tl.float32)
         b = tl.load(kept + HALF, mask=inside, other=0.0).to(tl.float32)
-        scale = tl.load(scale_ptr + tokens * (HEADS + KV_HEADS) + head, mask=tokens < rows, other=0.0)[:, None]
-        along = ((tl.sum(da * a, 1) + tl.sum(db * b, 1)) * (1.0 / (2 * HALF)))[:, None]
+        scale = tl.load(scale_ptr + tokens * (HEADS + KV_HEADS) + head, mask=tokens < rows, other=0.0)
         cos, sin = load_angles(cos_ptr, sin_ptr, row % sequence, column, inside, PAIRS)
-        back_a, back_b = turn_back(da - a * along, db - b * along, cos, sin)
-        grad_a = back_a * scale
-        grad_b = back_b * scale
+        grad_a, grad_b = raw_gradient(da, db, a, b, scale, cos, sin, HALF)
     else:
         offset = row * (KV_HEADS * 2 * HALF) + (head - HEADS - KV_HEADS) * (2 * HALF) + column
         grad_a = tl.load(grad_v_ptr + offset, mask=inside, other=0.0).to(tl.float32)
@@ -331,7 +342,7 @@ class Made:
     k: Tensor
     v: Tensor
     own: Tensor
-    scale: Tensor
+    norm: Tensor
 
 
 def _empty(x: Tensor, shape: Shape, *, mixed: bool) -> Made:
@@ -376,10 +387,10 @@ def launch_product(
         by_row(made.v),
         by_row(made.v if mix is None else made.own),
         by_row(made.v if extra is None else extra),
-        made.scale if mix is None else mix,
+        made.norm if mix is None else mix,
         cos,
         sin,
-        made.scale,
+        made.norm,
         x.size(0),
         x.size(1),
         cos.size(0),
@@ -403,14 +414,14 @@ def launch_forward(
     heads_forward[(triton.cdiv(rows, TOKENS), shape.heads + 2 * shape.kv_heads)](
         qkv,
         qkv if extra is None else extra,
-        made.scale if mix is None else mix,
+        made.norm if mix is None else mix,
         cos,
         sin,
         made.q,
         made.k,
         made.v,
         made.v if mix is None else made.own,
-        made.scale,
+        made.norm,
         rows,
         cos.size(0),
         eps,
@@ -418,6 +429,20 @@ def launch_forward(
         TOKENS=TOKENS,
         num_warps=WARPS,
     )
+
+
+def make(
+    x: Tensor, weight: Tensor, extra: Tensor | None, mix: Tensor | None, cos: Tensor, sin: Tensor, eps: float,
+    heads: int, kv_heads: int, width: int,
+) -> Made:  # fmt: skip
+    """The heads, and what the backward pass needs, by the product's ending if its tiles can hold them."""
+    shape = Shape(heads, kv_heads, width)
+    made = _empty(x, shape, mixed=mix is not None)
+    if shape.whole_tiles:
+        launch_product(made, x, weight, extra, mix, cos, sin, eps, shape)
+    else:
+        launch_forward(made, x @ weight.T, extra, mix, cos, sin, eps, shape)
+    return made
 
 
 @torch.library.custom_op("paceline::heads", mutates_args=())
@@ -434,19 +459,14 @@ def _heads(
     width: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """q, k, v, and for the backward pass raw values (empty where they are not mixed) and scales."""
-    shape = Shape(heads, kv_heads, width)
-    made = _empty(x, shape, mixed=mix is not None)
-    if shape.whole_tiles:
-        launch_product(made, x, weight, extra, mix, cos, sin, eps, shape)
-    else:
-        launch_forward(made, x @ weight.T, extra, mix, cos, sin, eps, shape)
-    return made.q, made.k, made.v, made.own, made.scale
+    made = make(x, weight, extra, mix, cos, sin, eps, heads, kv_heads, width)
+    return made.q, made.k, made.v, made.own, made.norm
 
 
 @_heads.register_fake
 def _(x, weight, extra, mix, cos, sin, eps, heads, kv_heads, width):
     made = _empty(x, Shape(heads, kv_heads, width), mixed=mix is not None)
-    return made.q, made.k, made.v, made.own, made.scale
+    return made.q, made.k, made.v, made.own, made.norm
 
 
 @torch.library.custom_op("paceline::heads_backward", mutates_args=())

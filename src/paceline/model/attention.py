@@ -23,7 +23,7 @@ from paceline.model.dtypes import torch_dtype
 from paceline.model.linear import linear, matrix
 from paceline.model.masks import MaskRule, allowed, block_lists, dense_mask
 from paceline.model.norm import rms_norm
-from paceline.model.ranges import ranges_of
+from paceline.model.ranges import Ranges, ranges_of
 from paceline.model.rotary import rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -85,25 +85,32 @@ WINDOW_ON_HOST = ("varlen", "fa3")
 
 
 def plan_named(name: str) -> Plan:
-    """A back end by name. `ranges` needs Triton, hence the imports here, and a model without a `ranges_misfit`; the
-    others in turn one without a `packed_misfit`."""
+    """A back end by name. `ranges` needs Triton and a model without a `ranges_misfit`; the packed ones, imported only
+    here, one without a `packed_misfit`."""
     if name in PLANS:
         return PLANS[name]
-    return _plan_packed(name) if name in WINDOW_ON_HOST else _plan_ranges()
+    return _plan_packed(name) if name in WINDOW_ON_HOST else plan_ranges
 
 
-def _plan_ranges() -> Plan:
-    from paceline.kernels.attention_ranges import attend_ranges
+@dataclass(frozen=True)
+class OverRanges:
+    """Attention by our kernel over the interval of keys that each query sees. An `Attend`."""
 
-    def plan_ranges(config: ModelConfig, documents_BT: Tensor | None, tokens: int, window: Tensor) -> Attend:
-        """Attention by our kernel over the interval of keys that each query sees."""
-        rule, scale = MaskRule.of(config), config.head_dim**-0.5
-        if rule.only_causal or tokens % BLOCK_TOKENS:
-            return plan_flex(config, documents_BT, tokens, window)
-        ranges = ranges_of(rule, documents_BT, tokens, window)
-        return lambda _, q, k, v: attend_ranges(q, k, v, ranges.first_key, ranges.end_query, scale=scale)
+    ranges: Ranges
+    scale: float
 
-    return plan_ranges
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from paceline.kernels.attention_ranges import attend_ranges
+
+        return attend_ranges(q, k, v, self.ranges.first_key, self.ranges.end_query, scale=self.scale)
+
+
+def plan_ranges(config: ModelConfig, documents_BT: Tensor | None, tokens: int, window: Tensor) -> Attend:
+    """`OverRanges`; what that cannot cut into blocks is left to FlexAttention."""
+    rule = MaskRule.of(config)
+    if rule.only_causal or tokens % BLOCK_TOKENS:
+        return plan_flex(config, documents_BT, tokens, window)
+    return OverRanges(ranges_of(rule, documents_BT, tokens, window), config.head_dim**-0.5)
 
 
 def _plan_packed(library: str) -> Plan:
@@ -175,14 +182,17 @@ Heads = tuple[Tensor, Tensor, Tensor, Tensor | None]
 where a later layer may ask for them."""
 MakeHeads = Callable[["SelfAttention", Tensor, Tensor | None, Turn], Heads]
 """(module, x (B, T, width), extra, turn) -> heads: who computes projections, value mix, norm and rotary."""
+AttendFrom = Callable[["SelfAttention", Tensor, Tensor | None, Turn, Attend], tuple[Tensor, Tensor | None]]
+"""(module, x, extra, turn, attend) -> attended values (B, T, H, D), and the layer's own as above: who computes all that
+lies between the norm and the output matrix."""
 
 
 class SelfAttention(nn.Module):
     """x (B, T, width) -> (B, T, width): projections, value mix, norm and rotary of q and k, attention, output."""
 
-    def __init__(self, config: ModelConfig, layer: int, make_heads: MakeHeads) -> None:
+    def __init__(self, config: ModelConfig, layer: int, attend_from: AttendFrom) -> None:
         super().__init__()
-        self.config, self.layer, self.make_heads = config, layer, make_heads
+        self.config, self.layer, self.attend_from = config, layer, attend_from
         width, kv = config.width, config.kv_width
         if config.qkv == "fused":
             self.qkv = matrix(width + 2 * kv, width)
@@ -195,9 +205,8 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, extra: Tensor | None, turn: Turn, attend: Attend) -> tuple[Tensor, Tensor | None]:
         """`extra`: what the value path mixes in, (B, T, H_kv, D), or None. Also returns this layer's own values, which
         the `residual` path hands to later layers."""
-        q, k, v, own = self.make_heads(self, x, extra, turn)
-        y = attend(self.layer, q, k, v).flatten(-2)
-        return linear(y, self.output, self.config.precision), own
+        y, own = self.attend_from(self, x, extra, turn, attend)
+        return linear(y.flatten(-2), self.output, self.config.precision), own
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         c, kv = self.config, self.config.kv_width
@@ -239,23 +248,63 @@ def make_heads(layer: SelfAttention, x: Tensor, extra: Tensor | None, turn: Turn
     return layer.position(q, turn), layer.position(k, turn), mixed, v
 
 
-def make_heads_named(name: str) -> MakeHeads:
-    """A back end by name; `fused` needs Triton, hence the import here, and a model without a `heads_misfit`."""
+def by_heads(make_heads: MakeHeads) -> AttendFrom:
+    """First the heads, then their attention."""
+
+    def attend_from(
+        layer: SelfAttention, x: Tensor, extra: Tensor | None, turn: Turn, attend: Attend
+    ) -> tuple[Tensor, Tensor | None]:
+        q, k, v, own = make_heads(layer, x, extra, turn)
+        return attend(layer.layer, q, k, v), own
+
+    return attend_from
+
+
+attend_from_plain = by_heads(make_heads)
+"""The plain twin."""
+
+
+def attend_from_named(name: str) -> AttendFrom:
+    """A back end by name; `fused` needs Triton, hence the imports here, and a model without a `heads_misfit`. Over
+    ranges it is one operation."""
     if name == "reference":
-        return make_heads
+        return attend_from_plain
+    from paceline.kernels.attention_joined import attend_joined
     from paceline.kernels.heads_fused import heads_fused
 
-    def fused(layer: SelfAttention, x: Tensor, extra: Tensor | None, turn: Turn) -> Heads:
-        c = layer.config
-        mix = None if c.value_path == "plain" else layer.value_mix
-        rows = None if extra is None else extra.flatten(0, 1)
-        shape = (c.num_heads, c.kv_heads, c.head_dim)
-        dtype = torch_dtype(c.precision.compute)
-        stream, weight = x.flatten(0, -2).to(dtype), layer.joined_projection().to(dtype)
-        q, k, v = heads_fused(stream, weight, rows, mix, turn.cos, turn.sin, c.qk_norm_eps, shape)
-        return *(heads.unflatten(0, x.shape[:-1]) for heads in (q, k, v)), None
+    def fused_heads(layer: SelfAttention, x: Tensor, extra: Tensor | None, turn: Turn) -> Heads:
+        made = heads_fused(*_stream_weight_extra_mix(layer, x, extra), turn.cos, turn.sin, *_eps_shape(layer.config))
+        q, k, v = (heads.unflatten(0, x.shape[:-1]) for heads in made)
+        return q, k, v, None
+
+    apart = by_heads(fused_heads)
+
+    def fused(
+        layer: SelfAttention, x: Tensor, extra: Tensor | None, turn: Turn, attend: Attend
+    ) -> tuple[Tensor, Tensor | None]:
+        if not isinstance(attend, OverRanges):
+            return apart(layer, x, extra, turn, attend)
+        inputs = _stream_weight_extra_mix(layer, x, extra)
+        seen = (attend.ranges.first_key, attend.ranges.end_query)
+        y = attend_joined(*inputs, turn.cos, turn.sin, *seen, *_eps_shape(layer.config), scale=attend.scale)
+        return y.unflatten(0, x.shape[:-1]), None
 
     return fused
+
+
+def _stream_weight_extra_mix(
+    layer: SelfAttention, x: Tensor, extra: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """What the fused kernels take of a layer and its input, by rows."""
+    c = layer.config
+    dtype = torch_dtype(c.precision.compute)
+    rows = None if extra is None else extra.flatten(0, 1)
+    mix = None if c.value_path == "plain" else layer.value_mix
+    return x.flatten(0, -2).to(dtype), layer.joined_projection().to(dtype), rows, mix
+
+
+def _eps_shape(config: ModelConfig) -> tuple[float, tuple[int, int, int]]:
+    return config.qk_norm_eps, (config.num_heads, config.kv_heads, config.head_dim)
 
 
 def heads_misfit(config: ModelConfig) -> str | None:

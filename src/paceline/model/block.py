@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.model.attention import Attend, MakeHeads, SelfAttention, Turn, make_heads
+from paceline.model.attention import Attend, AttendFrom, SelfAttention, Turn, attend_from_plain
 from paceline.model.config import ModelConfig
 from paceline.model.dtypes import torch_dtype
 from paceline.model.linear import linear, matrix
@@ -64,14 +64,14 @@ class Block(nn.Module):
         self,
         config: ModelConfig,
         layer: int,
-        make_heads: MakeHeads = make_heads,
+        attend_from: AttendFrom = attend_from_plain,
         feed_forward: FeedForward = feed_forward,
     ) -> None:
         super().__init__()
         self.config = config
         if config.x0_mix:
             self.x0_mix = nn.Parameter(torch.empty(2))
-        self.attention = None if layer in config.attentionless else SelfAttention(config, layer, make_heads)
+        self.attention = None if layer in config.attentionless else SelfAttention(config, layer, attend_from)
         self.mlp = MLP(config, feed_forward)
 
     def forward(

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.model.attention import Attend, MakeHeads, Plan, Turn, make_heads, plan_reference
+from paceline.model.attention import Attend, AttendFrom, Plan, Turn, attend_from_plain, plan_reference
 from paceline.model.block import Block, FeedForward, feed_forward
 from paceline.model.config import ModelConfig
 from paceline.model.dtypes import torch_dtype
@@ -47,17 +47,17 @@ class GPT(nn.Module):
         plan: Plan = plan_reference,
         loss: HeadLoss = head_loss,
         run_block: RunBlock = run_plainly,
-        make_heads: MakeHeads = make_heads,
+        attend_from: AttendFrom = attend_from_plain,
         feed_forward: FeedForward = feed_forward,
     ) -> None:
-        """`plan`, `loss`, `make_heads` and `feed_forward` are back ends of the same mathematics, `run_block` may wrap
+        """`plan`, `loss`, `attend_from` and `feed_forward` are back ends of the same mathematics, `run_block` may wrap
         every block but not change what it computes; `seed` decides the initial weights."""
         super().__init__()
         self.config, self.end_of_text = config, end_of_text
         self.plan, self.loss, self.run_block = plan, loss, run_block
         self.embeddings = Embeddings(config)
         self.blocks = nn.ModuleList(
-            Block(config, layer, make_heads, feed_forward) for layer in range(config.num_layers)
+            Block(config, layer, attend_from, feed_forward) for layer in range(config.num_layers)
         )
         if config.unet_skips:
             self.skip_weights = nn.Parameter(torch.empty(config.num_layers // 2))

@@ -17,7 +17,7 @@ from paceline.core.units import BLOCK_TOKENS
 from paceline.data.batches import check_one_pass
 from paceline.data.dataset import Dataset, open_dataset
 from paceline.data.tokenizer import Tokenizer
-from paceline.model.attention import make_heads_named, plan_named, plan_reference
+from paceline.model.attention import attend_from_named, plan_named, plan_reference
 from paceline.model.block import feed_forward_named
 from paceline.model.gpt import GPT, run_plainly
 from paceline.model.loss import head_loss, head_loss_named
@@ -114,7 +114,7 @@ def assemble(config: RunConfig, machine: Machine, ranks: Ranks = ALONE) -> Parts
         seed=config.seed,
         plan=plan_named(machine.back_ends.attention.name),
         loss=head_loss_named(machine.back_ends.head.name, config.head.chunk_tokens),
-        make_heads=make_heads_named(machine.back_ends.heads.name),
+        attend_from=attend_from_named(machine.back_ends.heads.name),
         feed_forward=feed_forward_named(machine.back_ends.mlp.name),
         run_block=run_recomputed if config.train.recompute else run_plainly,
     )

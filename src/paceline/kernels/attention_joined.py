@@ -1,0 +1,136 @@
+"""From the normalised stream to attended values in one operation, for a Hopper GPU with Triton. Plain twin: the heads
+of `model.attention.make_heads`, then `attend_dense`.
+
+Forward it is `heads_fused`, then `attention_ranges`. Backward the attention kernels carry their gradients on through
+rotary, norm and value mix before they store them, each in its columns of one gradient of the joined projection: the
+gradients of q, k and v never exist, and a pass over ten tensors of the stream's size falls away.
+"""
+
+import torch
+import triton
+from torch import Tensor
+
+from paceline.kernels.attention_ranges import Raw, attend_forward, check_heads, fill_gradients, key_tiles
+from paceline.kernels.heads_fused import make
+
+
+def attend_joined(
+    x: Tensor,
+    weight: Tensor,
+    extra: Tensor | None,
+    mix: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    first_key: Tensor,
+    end_query: Tensor,
+    eps: float,
+    shape: tuple[int, int, int],
+    *,
+    scale: float,
+) -> Tensor:
+    """(N, H, D): attention of the heads that `heads_fused` makes, over the keys that `attend_ranges` lets each query
+    see; the arguments are theirs. N tokens in sequences of T, the length of cos, sin, first_key and end_query."""
+    check_heads(first_key.size(1), shape[2])
+    out, *_ = _attend(x, weight, extra, mix, cos, sin, first_key, end_query, eps, *shape, scale)
+    return out
+
+
+@torch.library.custom_op("paceline::attend_joined", mutates_args=())
+def _attend(
+    x: Tensor,
+    weight: Tensor,
+    extra: Tensor | None,
+    mix: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    first_key: Tensor,
+    end_query: Tensor,
+    eps: float,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Attended values; for the backward pass log2 of the softmax sums, q, k, v, raw values and scales of the norms."""
+    made = make(x, weight, extra, mix, cos, sin, eps, heads, kv_heads, width)
+    tokens = first_key.size(1)
+    q, k, v = (rows.unflatten(0, (-1, tokens)) for rows in (made.q, made.k, made.v))
+    out, lse = attend_forward(q, k, v, first_key, end_query, scale)
+    return out.flatten(0, 1), lse, made.q, made.k, made.v, made.own, made.norm
+
+
+@_attend.register_fake
+def _(x, weight, extra, mix, cos, sin, first_key, end_query, eps, heads, kv_heads, width, scale):
+    rows, tokens = x.size(0), first_key.size(1)
+    kv = (rows, kv_heads, width)
+    return (
+        x.new_empty(rows, heads, width),
+        x.new_empty(rows // tokens, heads, tokens, dtype=torch.float32),
+        x.new_empty(rows, heads, width),
+        x.new_empty(kv),
+        x.new_empty(kv),
+        x.new_empty(0) if mix is None else x.new_empty(kv),
+        x.new_empty(rows, heads + kv_heads, dtype=torch.float32),
+    )
+
+
+@torch.library.custom_op("paceline::attend_joined_backward", mutates_args=())
+def _attend_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    extra: Tensor | None,
+    mix: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    first_key: Tensor,
+    end_query: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    own: Tensor,
+    norm: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, weight, extra and mix; the last two empty where there is none."""
+    tokens, kv_heads = first_key.size(1), k.size(1)
+    grad_qkv = x.new_empty(x.size(0), weight.size(0))
+    grad_extra = x.new_empty(0) if extra is None else torch.empty_like(extra)
+    programs = triton.cdiv(x.size(0), key_tiles(q).keys) * kv_heads
+    parts = x.new_zeros(programs, 2, dtype=torch.float32)
+    raw = Raw(grad_qkv, cos, sin, norm, own, mix, extra, grad_extra, parts)
+    grad, q, k, v, out = (rows.unflatten(0, (-1, tokens)) for rows in (grad, q, k, v, out))
+    columns = grad_qkv.view(*q.shape[:2], -1, q.size(3)).split([q.size(2), kv_heads, kv_heads], 2)
+    fill_gradients(columns, grad, q, k, v, out, lse, first_key, end_query, scale, raw)
+    grad_mix = x.new_empty(0) if mix is None else parts.sum(0).to(mix.dtype)
+    return grad_qkv @ weight, grad_qkv.T @ x, grad_extra, grad_mix
+
+
+@_attend_backward.register_fake
+def _(grad, x, weight, extra, mix, cos, sin, first_key, end_query, out, lse, q, k, v, own, norm, scale):
+    grads = (x.new_empty(0) if tensor is None else torch.empty_like(tensor) for tensor in (extra, mix))
+    return torch.empty_like(x), torch.empty_like(weight), *grads
+
+
+def _keep(ctx, inputs, output):
+    x, weight, extra, mix, cos, sin, first_key, end_query, *_, ctx.scale = inputs
+    ctx.has_extra, ctx.has_mix = extra is not None, mix is not None
+    optional = (tensor for tensor in (extra, mix) if tensor is not None)
+    ctx.save_for_backward(x, weight, cos, sin, first_key, end_query, *output, *optional)
+
+
+def _backward(ctx, grad, *_):
+    x, weight, cos, sin, first_key, end_query, *kept = ctx.saved_tensors
+    kept, optional = kept[:7], kept[7:]
+    extra = optional.pop(0) if ctx.has_extra else None
+    mix = optional.pop(0) if ctx.has_mix else None
+    grad_x, grad_weight, grad_extra, grad_mix = _attend_backward(
+        grad.contiguous(), x, weight, extra, mix, cos, sin, first_key, end_query, *kept, ctx.scale
+    )
+    optional_grads = (grad_extra if ctx.has_extra else None, grad_mix if ctx.has_mix else None)
+    return grad_x, grad_weight, *optional_grads, *(None,) * 9
+
+
+_attend.register_autograd(_backward, setup_context=_keep)
