@@ -1,12 +1,19 @@
 """Parity of the fused kernels under Triton's interpreter, in fp32; run by test_fused.py."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from kernels.fused_cases import head_errors, heads_errors, joined_errors, mlp_errors
+from kernels.fused_cases import head_errors, heads_errors, joined_errors, mlp_errors, relative_error
 from paceline.kernels import head_loss_fused, heads_fused
 from paceline.kernels.head_loss_fused import head_loss_fused as head_loss
+from paceline.model.attention import attend_from_named, plan_named
+from paceline.model.block import feed_forward_named
+from paceline.model.gpt import GPT
+from paceline.model.loss import head_loss_named
 from paceline.optim.newton_schulz import orthogonalise, orthogonalise_symmetric
+from paceline.recipes.records import r18_softcap
 
 CPU = {"device": "cpu", "dtype": torch.float32}
 ROUNDING = 2e-6
@@ -75,6 +82,33 @@ def test_stream_to_attended_values(mixed: bool, extra: bool, shape: tuple[int, i
         shape, turning_share=turning_share, mixed=mixed, extra=extra, sequence=256, sequences=2, **CPU
     )
     assert max(found) < ROUNDING
+
+
+@pytest.mark.slow
+def test_a_small_record_18_by_all_kernels_is_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss and the gradient of every parameter, traced as compiled code is."""
+    monkeypatch.setattr(head_loss_fused, "CHUNK_TOKENS", 100)
+    record = r18_softcap().model
+    exact = replace(record.precision, compute="fp32", embeddings="fp32")
+    config = replace(record, vocab_size=250, num_heads=2, head_dim=64, width=128, precision=exact)
+    tokens = torch.randint(0, 250, (1, 128), generator=torch.Generator().manual_seed(1))
+    seen = (tokens, tokens.roll(-1, 1), torch.tensor(256, dtype=torch.int32))
+    fused = {
+        "plan": plan_named("ranges"),
+        "loss": head_loss_named("fused"),
+        "attend_from": attend_from_named("fused"),
+        "feed_forward": feed_forward_named("fused"),
+    }
+    plain, fast = GPT(config, end_of_text=0), GPT(config, end_of_text=0, **fused)
+    with torch.no_grad():
+        for a, b in zip(plain.parameters(), fast.parameters(), strict=True):
+            b.copy_(a.add_(0.02 * torch.randn(a.shape, generator=torch.Generator().manual_seed(a.numel()))))
+    expected, found = plain(*seen).sum(), torch.compile(fast, backend="aot_eager", fullgraph=True)(*seen).sum()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    expected.backward()
+    found.backward()
+    for (name, a), b in zip(plain.named_parameters(), fast.parameters(), strict=True):
+        assert relative_error(b.grad, a.grad) < 2e-5, name  # fp32 sums through twelve layers
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(128, 192), (384, 384), (512, 256), (100, 64)])  # 100 is no whole tile

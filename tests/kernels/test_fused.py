@@ -24,6 +24,11 @@ def test_interpreted_kernels_agree_with_float64() -> None:
     run_interpreted("interpreted_fused.py")
 
 
+@pytest.mark.slow
+def test_a_model_by_interpreted_kernels_is_the_plain_one() -> None:
+    run_interpreted("interpreted_fused.py", "-m", "slow", "--timeout", "600")
+
+
 def for_hopper(kernel: Any, types: dict[str, str], constants: dict[str, Any], *, warps: int, stages: int = 3) -> Any:
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
@@ -40,14 +45,16 @@ def test_products_compile_for_the_matrix_units_and_fit_the_shared_memory(ending:
     types |= {
         "c_desc": half,
         "kept_desc": half,
+        "kept_ptr": "*bf16",
         "rows": "i32",
         "columns": "i32",
         "depth": "i32",
     }
     blocks = {"BLOCK_M": tiles.m, "BLOCK_N": tiles.n, "BLOCK_K": tiles.k, "GROUP_M": tiles.group}
-    constants = {"ENDING": ending, "B_BY_DEPTH": by_depth, "PROGRAMS": 132, **blocks}
+    constants = {"ENDING": ending, "B_BY_DEPTH": by_depth, "PROGRAMS": 132, "PREFETCH": True, **blocks}
     done = for_hopper(product_fused.product_tiles, types, constants, warps=tiles.warps, stages=tiles.stages)
     assert "wgmma.mma_async" in done.asm["ptx"]
+    assert ("prefetch.global.L2" in done.asm["ptx"]) == (ending == "relu2_backward")
     assert done.metadata.shared + RESERVED_BYTES <= SHARED_BYTES
 
 
@@ -67,7 +74,8 @@ def test_symmetric_products_compile_for_the_matrix_units() -> None:
 def test_the_loss_kernel_compiles(capped: bool) -> None:
     types = {"logits_ptr": "*bf16", "targets_ptr": "*i64", "losses_ptr": "*fp32"}
     types |= {"vocab": "i32", "cap": "fp32", "ignore": "i32"}
-    constants = {"CAPPED": capped, "SHIFTED": not capped, "WITH_GRADIENT": True, "BLOCK": head_loss_fused.BLOCK}
+    constants = {"CAPPED": capped, "SHIFTED": not capped, "WITH_GRADIENT": True, "HARDWARE": True}
+    constants["BLOCK"] = head_loss_fused.BLOCK
     for_hopper(head_loss_fused.head_loss_rows, types, constants, warps=8)
 
 

@@ -182,13 +182,13 @@ Heads = tuple[Tensor, Tensor, Tensor, Tensor | None]
 where a later layer may ask for them."""
 MakeHeads = Callable[["SelfAttention", Tensor, Tensor | None, Turn], Heads]
 """(module, x (B, T, width), extra, turn) -> heads: who computes projections, value mix, norm and rotary."""
-AttendFrom = Callable[["SelfAttention", Tensor, Tensor | None, Turn, Attend], tuple[Tensor, Tensor | None]]
-"""(module, x, extra, turn, attend) -> attended values (B, T, H, D), and the layer's own as above: who computes all that
-lies between the norm and the output matrix."""
+AttendFrom = Callable[["SelfAttention", Tensor, Tensor, Tensor | None, Turn, Attend], tuple[Tensor, Tensor | None]]
+"""(module, normalised stream, stream, extra, turn, attend) -> stream with attention's output added, (B, T, width), and
+the layer's own values as above: who computes the whole sub-layer."""
 
 
 class SelfAttention(nn.Module):
-    """x (B, T, width) -> (B, T, width): projections, value mix, norm and rotary of q and k, attention, output."""
+    """x (B, T, width) -> (B, T, width): projections, value mix, norm and rotary of q and k, attention, output, sum."""
 
     def __init__(self, config: ModelConfig, layer: int, attend_from: AttendFrom) -> None:
         super().__init__()
@@ -202,11 +202,18 @@ class SelfAttention(nn.Module):
         if config.value_path != "plain":
             self.value_mix = nn.Parameter(torch.empty(config.value_lambdas))
 
-    def forward(self, x: Tensor, extra: Tensor | None, turn: Turn, attend: Attend) -> tuple[Tensor, Tensor | None]:
-        """`extra`: what the value path mixes in, (B, T, H_kv, D), or None. Also returns this layer's own values, which
-        the `residual` path hands to later layers."""
-        y, own = self.attend_from(self, x, extra, turn, attend)
-        return linear(y.flatten(-2), self.output, self.config.precision), own
+    def forward(
+        self, x: Tensor, stream: Tensor, extra: Tensor | None, turn: Turn, attend: Attend
+    ) -> tuple[Tensor, Tensor | None]:
+        """`stream` plus the attention of x, its normalised form. `extra`: what the value path mixes in, (B, T, H_kv,
+        D), or None. Also returns this layer's own values, which the `residual` path hands to later layers."""
+        return self.attend_from(self, x, stream, extra, turn, attend)
+
+    def add_output(self, stream: Tensor, y: Tensor) -> Tensor:
+        """The last product and the sum, for attended values (B, T, H, D)."""
+        scale = self.config.attention_branch_scale
+        branch = linear(y.flatten(-2), self.output, self.config.precision)
+        return stream + (branch if scale == 1.0 else scale * branch)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         c, kv = self.config, self.config.kv_width
@@ -248,46 +255,41 @@ def make_heads(layer: SelfAttention, x: Tensor, extra: Tensor | None, turn: Turn
     return layer.position(q, turn), layer.position(k, turn), mixed, v
 
 
-def by_heads(make_heads: MakeHeads) -> AttendFrom:
-    """First the heads, then their attention."""
-
-    def attend_from(
-        layer: SelfAttention, x: Tensor, extra: Tensor | None, turn: Turn, attend: Attend
-    ) -> tuple[Tensor, Tensor | None]:
-        q, k, v, own = make_heads(layer, x, extra, turn)
-        return attend(layer.layer, q, k, v), own
-
-    return attend_from
-
-
-attend_from_plain = by_heads(make_heads)
-"""The plain twin."""
+def attend_from_plain(
+    layer: SelfAttention, x: Tensor, stream: Tensor, extra: Tensor | None, turn: Turn, attend: Attend
+) -> tuple[Tensor, Tensor | None]:
+    """The plain twin."""
+    q, k, v, own = make_heads(layer, x, extra, turn)
+    return layer.add_output(stream, attend(layer.layer, q, k, v)), own
 
 
 def attend_from_named(name: str) -> AttendFrom:
-    """A back end by name; `fused` needs Triton, hence the imports here, and a model without a `heads_misfit`. Over
-    ranges it is one operation."""
+    """A back end by name; `fused` needs Triton, hence the imports here, and a model without a `heads_misfit`."""
     if name == "reference":
         return attend_from_plain
     from paceline.kernels.attention_joined import attend_joined
     from paceline.kernels.heads_fused import heads_fused
+    from paceline.kernels.product_fused import add_product
 
-    def fused_heads(layer: SelfAttention, x: Tensor, extra: Tensor | None, turn: Turn) -> Heads:
-        made = heads_fused(*_stream_weight_extra_mix(layer, x, extra), turn.cos, turn.sin, *_eps_shape(layer.config))
-        q, k, v = (heads.unflatten(0, x.shape[:-1]) for heads in made)
-        return q, k, v, None
-
-    apart = by_heads(fused_heads)
+    def attended(layer: SelfAttention, x: Tensor, extra: Tensor | None, turn: Turn, attend: Attend) -> Tensor:
+        """Over ranges it is one operation."""
+        inputs = (*_stream_weight_extra_mix(layer, x, extra), turn.cos, turn.sin)
+        if isinstance(attend, OverRanges):
+            seen = (attend.ranges.first_key, attend.ranges.end_query)
+            y = attend_joined(*inputs, *seen, *_eps_shape(layer.config), scale=attend.scale)
+            return y.view(*x.shape[:-1], *y.shape[1:])
+        q, k, v = (heads.unflatten(0, x.shape[:-1]) for heads in heads_fused(*inputs, *_eps_shape(layer.config)))
+        return attend(layer.layer, q, k, v)
 
     def fused(
-        layer: SelfAttention, x: Tensor, extra: Tensor | None, turn: Turn, attend: Attend
+        layer: SelfAttention, x: Tensor, stream: Tensor, extra: Tensor | None, turn: Turn, attend: Attend
     ) -> tuple[Tensor, Tensor | None]:
-        if not isinstance(attend, OverRanges):
-            return apart(layer, x, extra, turn, attend)
-        inputs = _stream_weight_extra_mix(layer, x, extra)
-        seen = (attend.ranges.first_key, attend.ranges.end_query)
-        y = attend_joined(*inputs, turn.cos, turn.sin, *seen, *_eps_shape(layer.config), scale=attend.scale)
-        return y.unflatten(0, x.shape[:-1]), None
+        y, dtype = attended(layer, x, extra, turn, attend), torch_dtype(layer.config.precision.compute)
+        if stream.dtype != dtype or layer.config.attention_branch_scale != 1.0:
+            return layer.add_output(stream, y), None
+        rows, values = stream.flatten(0, -2), y.flatten(-2).flatten(0, -2)
+        added: Tensor = add_product(rows, values, layer.output.to(dtype))
+        return added.view(stream.shape), None
 
     return fused
 

@@ -82,7 +82,5 @@ class Block(nn.Module):
         if self.config.x0_mix:
             x = self.x0_mix[0] * x + self.x0_mix[1] * x0
         if self.attention is not None:
-            branch, own = self.attention(rms_norm(x, eps), extra, turn, attend)
-            scale = self.config.attention_branch_scale
-            x = x + (branch if scale == 1.0 else scale * branch)
+            x, own = self.attention(rms_norm(x, eps), x, extra, turn, attend)
         return self.mlp(rms_norm(x, eps), x), own
