@@ -1,0 +1,41 @@
+"""Training runs in processes of their own, several at a time, for the series in this folder."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.metrics.card import RunCard, read_card
+from paceline.metrics.records import read_metrics
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a finished or stopped run left behind; its checkpoints are gone."""
+
+    card: RunCard
+    train_losses: tuple[float, ...]
+    """Of every recorded step."""
+
+
+def train(words: Sequence[str], folder: Path) -> Run:
+    """`paceline train` with these words, in `folder`, which keeps its log."""
+    command = [sys.executable, "-m", "paceline.cli", "train", *words, "--no-finish", "--out", str(folder)]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_suffix(".log"), "w", encoding="utf-8") as log:
+        done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: ended with {done.returncode}; see {log.name}")
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # some gigabytes at full size
+    steps, _ = read_metrics(folder)
+    return Run(read_card(folder), tuple(step.train_loss for step in steps if step.train_loss is not None))
+
+
+def train_all(runs: Mapping[str, Sequence[str]], folder: Path, *, jobs: int) -> dict[str, Run]:
+    """Every named run, `jobs` at a time, begun in this order. For figures that do not depend on time."""
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = {name: pool.submit(train, words, folder / name) for name, words in runs.items()}
+        return {name: run.result() for name, run in waiting.items()}
