@@ -76,7 +76,7 @@ def test_heads_equal_float64_at_every_launch(
         parts = [x.new_empty(rows, 6, 128), x.new_empty(kv), x.new_empty(kv), x.new_empty(kv if mixed else 0)]
         into = Made(*parts, x.new_empty(rows, 10, dtype=torch.float32))
         launch_product(into, x, weight, table, mix, cos, sin, EPS, shape, tiles=tiles)
-        return [into.q, into.k, into.v, into.own, into.scale]
+        return [into.q, into.k, into.v, into.own, into.norm]
 
     first = made()
     q, k, own = (x.double() @ weight.double().T).unflatten(-1, (14, 128)).split([6, 4, 4], dim=1)
