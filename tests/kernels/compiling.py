@@ -8,15 +8,16 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from paceline.kernels import attention_ranges
-from paceline.kernels.attention_ranges import BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD, Tiles
+from paceline.kernels.attention_ranges import BACKWARD_KEYS, BACKWARD_QUERIES, FORWARD, RAW_KEYS, RAW_QUERIES, Tiles
 
 TILES = {"forward": FORWARD, "query_gradient": BACKWARD_QUERIES, "key_gradient": BACKWARD_KEYS}
+RAW_TILES = {"query_gradient": RAW_QUERIES, "key_gradient": RAW_KEYS}
 
 
 def compile_for_hopper(name: str, width: int, tiles: Tiles | None = None, *, heads: int = 6, raw: bool = False) -> Any:
     """The compiled kernel for bf16 inputs: `.asm["ptx"]`, `.metadata.shared` in bytes. `raw`: with the ending that
     carries gradients on to the projections."""
-    kernel, tiles = getattr(attention_ranges, f"attention_{name}"), tiles or TILES[name]
+    kernel, tiles = getattr(attention_ranges, f"attention_{name}"), tiles or (RAW_TILES if raw else TILES)[name]
     constants = {
         "HEADS": heads,
         "GROUP": 1,

@@ -23,9 +23,10 @@ ROUNDING = 2e-6
 @pytest.mark.parametrize("cap", [None, 15.0, 2.0, 100.0])  # 100 exceeds what needs no running maximum
 @pytest.mark.parametrize(
     ("tokens", "vocab"), [(1, 40), (9, 2048), (19, 2052), (17, 4099)]
-)  # chunks of 8, blocks of 2048
+)  # chunks of 8, blocks of 2048 here
 def test_head_and_loss(cap: float | None, tokens: int, vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_loss_fused, "CHUNK_TOKENS", 8)
+    monkeypatch.setattr(head_loss_fused, "BLOCK", 2048)
     beyond_the_fit = 5e-5 if cap == 2.0 else ROUNDING  # logits of ten times the cap: tanh is taken as tanh(6) there
     assert max(head_errors(tokens, vocab, cap, **CPU)) < beyond_the_fit
 

@@ -45,16 +45,14 @@ def test_products_compile_for_the_matrix_units_and_fit_the_shared_memory(ending:
     types |= {
         "c_desc": half,
         "kept_desc": half,
-        "kept_ptr": "*bf16",
         "rows": "i32",
         "columns": "i32",
         "depth": "i32",
     }
     blocks = {"BLOCK_M": tiles.m, "BLOCK_N": tiles.n, "BLOCK_K": tiles.k, "GROUP_M": tiles.group}
-    constants = {"ENDING": ending, "B_BY_DEPTH": by_depth, "PROGRAMS": 132, "PREFETCH": True, **blocks}
+    constants = {"ENDING": ending, "B_BY_DEPTH": by_depth, "PROGRAMS": 132, **blocks}
     done = for_hopper(product_fused.product_tiles, types, constants, warps=tiles.warps, stages=tiles.stages)
     assert "wgmma.mma_async" in done.asm["ptx"]
-    assert ("prefetch.global.L2" in done.asm["ptx"]) == (ending == "relu2_backward")
     assert done.metadata.shared + RESERVED_BYTES <= SHARED_BYTES
 
 
@@ -75,8 +73,8 @@ def test_the_loss_kernel_compiles(capped: bool) -> None:
     types = {"logits_ptr": "*bf16", "targets_ptr": "*i64", "losses_ptr": "*fp32"}
     types |= {"vocab": "i32", "cap": "fp32", "ignore": "i32"}
     constants = {"CAPPED": capped, "SHIFTED": not capped, "WITH_GRADIENT": True, "HARDWARE": True}
-    constants["BLOCK"] = head_loss_fused.BLOCK
-    for_hopper(head_loss_fused.head_loss_rows, types, constants, warps=8)
+    constants |= {"BLOCK": head_loss_fused.BLOCK, "TAIL": 2048}
+    for_hopper(head_loss_fused.head_loss_rows, types, constants, warps=head_loss_fused.WARPS)
 
 
 HEADS = {"HEADS": 6, "KV_HEADS": 6, "HALF": 64, "PAIRS": 32, "MIXED": True, "EXTRA": True}

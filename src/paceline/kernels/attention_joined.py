@@ -7,10 +7,9 @@ gradients of q, k and v never exist, and a pass over ten tensors of the stream's
 """
 
 import torch
-import triton
 from torch import Tensor
 
-from paceline.kernels.attention_ranges import Raw, attend_forward, check_heads, fill_gradients, key_tiles
+from paceline.kernels.attention_ranges import Raw, attend_forward, check_heads, fill_gradients, raw_parts
 from paceline.kernels.heads_fused import make
 
 
@@ -98,8 +97,7 @@ def _attend_backward(
     tokens, kv_heads = first_key.size(1), k.size(1)
     grad_qkv = x.new_empty(x.size(0), weight.size(0))
     grad_extra = x.new_empty(0) if extra is None else torch.empty_like(extra)
-    programs = triton.cdiv(x.size(0), key_tiles(q).keys) * kv_heads
-    parts = x.new_zeros(programs, 2, dtype=torch.float32)
+    parts = raw_parts(q, kv_heads)
     raw = Raw(grad_qkv, cos, sin, norm, own, mix, extra, grad_extra, parts)
     grad, q, k, v, out = (rows.unflatten(0, (-1, tokens)) for rows in (grad, q, k, v, out))
     columns = grad_qkv.view(*q.shape[:2], -1, q.size(3)).split([q.size(2), kv_heads, kv_heads], 2)

@@ -54,10 +54,13 @@ class Tiles:
 
 
 FORWARD = Tiles(queries=64, keys=64, warps=4, stages=3)
-BACKWARD_QUERIES = Tiles(queries=128, keys=32, warps=8, stages=3, registers=128)  # two programs on a multiprocessor
+BACKWARD_QUERIES = Tiles(queries=128, keys=32, warps=8, stages=3)
 BACKWARD_KEYS = Tiles(queries=64, keys=64, warps=4, stages=2)
 """The fastest for heads of 128 (benchmarks/attention_tuning.py). Heads of 64 take the same, unmeasured: they need half
 the shared memory, so what fits the one fits the other."""
+RAW_QUERIES = Tiles(queries=64, keys=64, warps=4, stages=2)
+RAW_KEYS = Tiles(queries=32, keys=64, warps=4, stages=3)
+"""The same with endings that carry gradients on to the projections, which take registers."""
 SINGLE_PRECISION = Tiles(queries=32, keys=32, warps=4, stages=1)
 """For fp32 inputs, whose tiles take twice the shared memory; for tests, not for speed."""
 
@@ -576,13 +579,15 @@ def fill_gradients(
     raw: Raw | None = None,
 ) -> None:
     """Both kernels. `grads` take the gradients of q, k and v, or by `raw` those of their projections."""
-    tiles = _tiles(BACKWARD_QUERIES, q)
+    by_query, by_key = (BACKWARD_QUERIES, BACKWARD_KEYS) if raw is None else (RAW_QUERIES, RAW_KEYS)
+    tiles = _tiles(by_query, q)
     delta = launch_query_gradient(grad, q, k, v, out, lse, first_key, scale, tiles, grads[0], raw)
-    launch_key_gradient(grad, q, k, v, lse, delta, end_query, scale, key_tiles(q), *grads[1:], raw)
+    launch_key_gradient(grad, q, k, v, lse, delta, end_query, scale, _tiles(by_key, q), *grads[1:], raw)
 
 
-def key_tiles(q: Tensor) -> Tiles:
-    return _tiles(BACKWARD_KEYS, q)
+def raw_parts(q: Tensor, kv_heads: int) -> Tensor:
+    """`Raw.parts` for so many queries (N, H, D)."""
+    return q.new_zeros(q.size(0) // _tiles(RAW_KEYS, q).keys * kv_heads, 2, dtype=torch.float32)
 
 
 @attend_forward.register_fake

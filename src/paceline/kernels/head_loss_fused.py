@@ -16,9 +16,12 @@ from paceline.kernels.product_fused import describable, product
 
 CHUNK_TOKENS = 8_192
 """Tokens of one chunk: 0.8 GB of bf16 logits at 50,304 columns. Twice as many save 0.2 ms of 29 at 65,536 tokens."""
-BLOCK = 2048
-"""Logits that a program works on at a time."""
+BLOCK, WARPS = 8_192, 32
+"""Logits that a program works on at a time. So large a program that a multiprocessor holds one: rows that are in work
+at the same time, 100 kB each, must all stay in the cache until they are read again."""
 LOG2_E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(-3.0e38)
+"""Maximum of a lane that has seen nothing yet: -inf cannot be subtracted from -inf."""
 UNSHIFTED_CAP = 64.0
 """Up to this cap exp(logit) neither overflows nor vanishes in fp32, nor does a sum of them: no running maximum."""
 
@@ -46,10 +49,11 @@ def head_loss_rows(
     WITH_GRADIENT: tl.constexpr,
     HARDWARE: tl.constexpr,
     BLOCK: tl.constexpr,
+    TAIL: tl.constexpr,
 ):
     """One row of raw logits (row-contiguous, `vocab` columns): its loss, and in place of the logits the gradient.
     SHIFTED: the sum of exponentials needs a running maximum. All exponentials are in base 2. HARDWARE: tanh by the
-    GPU's own instruction."""
+    GPU's own instruction. What whole blocks leave over is a block of TAIL, masked."""
     row = tl.program_id(0).to(tl.int64)  # rows x columns passes 2^31
     logits_ptr += row * vocab
     target = tl.load(targets_ptr + row)
@@ -57,20 +61,20 @@ def head_loss_rows(
     gain = LOG2_E * (cap if CAPPED else 1.0)
     turn = 1.0 / cap
     columns = tl.arange(0, BLOCK)
-    whole = vocab // BLOCK * BLOCK  # up to here no block needs a mask
-    largest = tl.zeros((BLOCK,), tl.float32)  # by lane, so that a block needs no reduction
-    if SHIFTED:
-        largest += float("-inf")
-    total = tl.zeros((BLOCK,), tl.float32)
+    whole = vocab // BLOCK * BLOCK
+    last = whole + tl.arange(0, TAIL)
+    inside = last < vocab
+    rest = tl.load(logits_ptr + last, mask=inside, other=0.0).to(tl.float32)
+    tail_top, tail_sum = start_sum(TAIL, SHIFTED)
+    tail_top, tail_sum = add_exponentials(tail_top, tail_sum, rest, turn, gain, inside, CAPPED, SHIFTED, HARDWARE)
+    tail_top, tail_sum = end_sum(tail_top, tail_sum)
+    largest, total = start_sum(BLOCK, SHIFTED)  # by lane, so that a block needs no reduction
     for start in range(0, whole, BLOCK):
         z = tl.load(logits_ptr + start + columns).to(tl.float32)
         largest, total = add_exponentials(largest, total, z, turn, gain, True, CAPPED, SHIFTED, HARDWARE)
-    if whole < vocab:
-        inside = whole + columns < vocab
-        z = tl.load(logits_ptr + whole + columns, mask=inside, other=0.0).to(tl.float32)
-        largest, total = add_exponentials(largest, total, z, turn, gain, inside, CAPPED, SHIFTED, HARDWARE)
-    top = tl.max(largest, 0)
-    log_sum = top + tl.log2(tl.sum(total * tl.exp2(largest - top), 0))
+    block_top, block_sum = end_sum(largest, total)
+    top = tl.maximum(tail_top, block_top)
+    log_sum = top + tl.log2(tail_sum * tl.exp2(tail_top - top) + block_sum * tl.exp2(block_top - top))
     chosen = tl.load(logits_ptr + tl.where(counted, target, 0)).to(tl.float32)
     capped, slope = cap_logit(chosen, turn, CAPPED, HARDWARE)
     tl.store(losses_ptr + row, tl.where(counted, (log_sum - gain * capped) / LOG2_E, 0.0))
@@ -82,13 +86,26 @@ def head_loss_rows(
             z = tl.load(logits_ptr + start + columns).to(tl.float32)
             d = logit_gradient(z, turn, gain, log_sum, CAPPED, HARDWARE)
             tl.store(logits_ptr + start + columns, d.to(logits_ptr.dtype.element_ty))
-        if whole < vocab:
-            inside = whole + columns < vocab
-            z = tl.load(logits_ptr + whole + columns, mask=inside, other=0.0).to(tl.float32)
-            d = logit_gradient(z, turn, gain, log_sum, CAPPED, HARDWARE)
-            tl.store(logits_ptr + whole + columns, d.to(logits_ptr.dtype.element_ty), mask=inside)
+        rest = logit_gradient(rest, turn, gain, log_sum, CAPPED, HARDWARE)
+        tl.store(logits_ptr + last, rest.to(logits_ptr.dtype.element_ty), mask=inside)
         tl.debug_barrier()  # then the one that differs, once more
         tl.store(logits_ptr + target, at_target.to(logits_ptr.dtype.element_ty), mask=counted)
+
+
+@triton.jit
+def start_sum(LANES: tl.constexpr, SHIFTED: tl.constexpr):
+    """Maximum and sum of exponentials, by lane."""
+    largest = tl.zeros((LANES,), tl.float32)
+    if SHIFTED:
+        largest += LOWEST
+    return largest, tl.zeros((LANES,), tl.float32)
+
+
+@triton.jit
+def end_sum(largest, total):
+    """Maximum and sum of all lanes."""
+    top = tl.max(largest, 0)
+    return top, tl.sum(total * tl.exp2(largest - top), 0)
 
 
 @triton.jit
@@ -109,10 +126,9 @@ def add_exponentials(
     exponentials off the unit that tanh waits for."""
     y = gain * cap_logit(z, turn, CAPPED, HARDWARE)[0]
     if SHIFTED:
-        y = tl.where(inside, y, float("-inf"))
+        y = tl.where(inside, y, LOWEST)
         new = tl.maximum(largest, y)
-        shift = tl.where(new == float("-inf"), 0.0, new)  # a lane that has seen no column yet
-        total = total * tl.exp2(largest - shift) + tl.exp2(y - shift)
+        total = total * tl.exp2(largest - new) + tl.where(inside, tl.exp2(y - new), 0.0)
         largest = new
     else:
         total += tl.where(inside, exp2_by_sums(y), 0.0)
@@ -204,7 +220,8 @@ def launch_rows(
         WITH_GRADIENT=with_gradient,
         HARDWARE=logits.is_cuda and logits.dtype == torch.bfloat16,
         BLOCK=BLOCK,
-        num_warps=4,
+        TAIL=triton.next_power_of_2(vocab % BLOCK or 1),
+        num_warps=WARPS,
     )
 
 

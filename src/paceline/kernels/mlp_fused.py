@@ -11,28 +11,27 @@ from torch import Tensor
 from paceline.kernels.product_fused import product
 
 
-def mlp_fused(x: Tensor, up: Tensor, down: Tensor, stream: Tensor) -> Tensor:
-    """stream + relu(x upᵀ)² downᵀ. x and stream (N, width), up (hidden, width), down (width, hidden), all in the
-    compute format; the sum is made inside the second product, in fp32, and rounded once."""
-    y, _ = _mlp(x, up, down, stream)
+def mlp_fused(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """relu(x upᵀ)² downᵀ. x (N, width), up (hidden, width), down (width, hidden), all in the compute format."""
+    y, _ = _mlp(x, up, down)
     return y
 
 
 @torch.library.custom_op("paceline::mlp", mutates_args=())
-def _mlp(x: Tensor, up: Tensor, down: Tensor, stream: Tensor) -> tuple[Tensor, Tensor]:
-    """The stream with the MLP's output added, and the activated values (N, hidden) for the backward pass."""
+def _mlp(x: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+    """The output, and the activated values (N, hidden) for the backward pass."""
     kept = product(x, up, "relu2")
-    return torch.addmm(stream, kept, down.T), kept
+    return kept @ down.T, kept
 
 
 @_mlp.register_fake
-def _(x, up, down, stream):
+def _(x, up, down):
     return torch.empty_like(x), x.new_empty(x.size(0), up.size(0))
 
 
 @torch.library.custom_op("paceline::mlp_backward", mutates_args=())
 def _mlp_backward(grad: Tensor, x: Tensor, up: Tensor, down: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, up and down; that of the stream is `grad` itself."""
+    """Gradients of x, up and down."""
     grad_down = grad.T @ kept
     hidden = product(grad, down.T, "relu2_backward", kept)
     return hidden @ up, hidden.T @ x, grad_down
@@ -44,11 +43,11 @@ def _(grad, x, up, down, kept):
 
 
 def _keep(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:3], output[1])
+    ctx.save_for_backward(*inputs, output[1])
 
 
 def _backward(ctx, grad, _):
-    return *_mlp_backward(grad.contiguous(), *ctx.saved_tensors), grad
+    return _mlp_backward(grad.contiguous(), *ctx.saved_tensors)
 
 
 _mlp.register_autograd(_backward, setup_context=_keep)

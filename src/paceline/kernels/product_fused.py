@@ -17,10 +17,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 Ending = Literal["none", "relu2", "relu2_backward"]
 
 
-LINE = tl.constexpr(64)
-"""Elements of bf16 in a line of the cache."""
-
-
 @dataclass(frozen=True)
 class Tiles:
     """How the work is cut; `group` tiles of rows go together, so that they share columns of b in the cache."""
@@ -45,29 +41,12 @@ def _name(specialization):
     return "mlp_product" if "relu2" in specialization.constants["ENDING"] else "head_loss_product"
 
 
-@triton.jit
-def fetch_ahead(pointer, m, n, rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Ask for a tile of a bf16 matrix (rows, columns), so that it lies in the cache when the products are done."""
-    row = m + tl.arange(0, BLOCK_M)
-    line = n + tl.arange(0, BLOCK_N // LINE) * LINE
-    row, line = tl.minimum(row, rows - 1), tl.minimum(line, columns - 1)  # beyond the edge: the last again
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [pointer + row.to(tl.int64)[:, None] * columns + line[None, :]],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
 @triton.jit(repr=_name)
 def product_tiles(
     a_desc,
     b_desc,
     c_desc,
     kept_desc,
-    kept_ptr,
     rows,
     columns,
     depth,
@@ -78,7 +57,6 @@ def product_tiles(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
     PROGRAMS: tl.constexpr,
-    PREFETCH: tl.constexpr,
 ):
     """c (rows, columns) = ending(a bᵀ). a (rows, depth); b (columns, depth), B_BY_DEPTH (depth, columns); kept as c."""
     row_tiles = tl.cdiv(rows, BLOCK_M)
@@ -89,8 +67,6 @@ def product_tiles(
         m = (first + (tile % group_tiles) % height) * BLOCK_M
         n = ((tile % group_tiles) // height) * BLOCK_N
         product = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        if PREFETCH and ENDING == "relu2_backward":
-            fetch_ahead(kept_ptr, m, n, rows, columns, BLOCK_M, BLOCK_N)
         for k in range(0, depth, BLOCK_K):
             b = b_desc.load([k, n]) if B_BY_DEPTH else b_desc.load([n, k]).T
             product = tl.dot(a_desc.load([m, k]), b, product)
@@ -138,7 +114,6 @@ def product(
         else TensorDescriptor.from_tensor(b, [tiles.n, tiles.k]),
         TensorDescriptor.from_tensor(c, [tiles.m, tiles.n // 2]),
         TensorDescriptor.from_tensor(c if kept is None else kept, [tiles.m, tiles.n // 2]),
-        c if kept is None else kept,
         rows,
         columns,
         depth,
@@ -149,32 +124,7 @@ def product(
         BLOCK_K=tiles.k,
         GROUP_M=tiles.group,
         PROGRAMS=processors,
-        PREFETCH=a.is_cuda,  # the interpreter knows no assembly
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
     return c
-
-
-@torch.library.custom_op("paceline::add_product", mutates_args=())
-def add_product(stream: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """stream + x weightᵀ by the library, the sum made inside the product, in fp32, and rounded once. The compiler
-    would take them apart: it prefers to join the sum with the norm that follows, which reads both once more."""
-    return torch.addmm(stream, x, weight.T)
-
-
-@add_product.register_fake
-def _(stream, x, weight):
-    return torch.empty_like(stream)
-
-
-def _keep(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[1:])
-
-
-def _backward(ctx, grad):
-    x, weight = ctx.saved_tensors
-    return grad, grad @ weight, grad.T @ x
-
-
-add_product.register_autograd(_backward, setup_context=_keep)

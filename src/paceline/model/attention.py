@@ -269,7 +269,6 @@ def attend_from_named(name: str) -> AttendFrom:
         return attend_from_plain
     from paceline.kernels.attention_joined import attend_joined
     from paceline.kernels.heads_fused import heads_fused
-    from paceline.kernels.product_fused import add_product
 
     def attended(layer: SelfAttention, x: Tensor, extra: Tensor | None, turn: Turn, attend: Attend) -> Tensor:
         """Over ranges it is one operation."""
@@ -284,12 +283,7 @@ def attend_from_named(name: str) -> AttendFrom:
     def fused(
         layer: SelfAttention, x: Tensor, stream: Tensor, extra: Tensor | None, turn: Turn, attend: Attend
     ) -> tuple[Tensor, Tensor | None]:
-        y, dtype = attended(layer, x, extra, turn, attend), torch_dtype(layer.config.precision.compute)
-        if stream.dtype != dtype or layer.config.attention_branch_scale != 1.0:
-            return layer.add_output(stream, y), None
-        rows, values = stream.flatten(0, -2), y.flatten(-2).flatten(0, -2)
-        added: Tensor = add_product(rows, values, layer.output.to(dtype))
-        return added.view(stream.shape), None
+        return layer.add_output(stream, attended(layer, x, extra, turn, attend)), None
 
     return fused
 

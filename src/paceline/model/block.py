@@ -39,10 +39,7 @@ def feed_forward_named(name: str) -> FeedForward:
 
     def fused(mlp: "MLP", x: Tensor, stream: Tensor) -> Tensor:
         dtype = torch_dtype(mlp.config.precision.compute)
-        rows, weights = x.flatten(0, -2).to(dtype), (mlp.up.to(dtype), mlp.down.to(dtype))
-        if stream.dtype != dtype:  # an fp32 stream, as under autocast, cannot be summed inside the product
-            return stream + mlp_fused(rows, *weights, torch.zeros_like(rows)).view(x.shape)
-        return mlp_fused(rows, *weights, stream.flatten(0, -2)).view(x.shape)
+        return stream + mlp_fused(x.flatten(0, -2).to(dtype), mlp.up.to(dtype), mlp.down.to(dtype)).view(x.shape)
 
     return fused
 
