@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.attention_ranges import Raw, attend_forward, check_heads, fill_gradients, raw_parts
-from paceline.kernels.heads_fused import make
+from paceline.kernels.heads_fused import made_shapes, make
 
 
 def attend_joined(
@@ -49,28 +49,26 @@ def _attend(
     kv_heads: int,
     width: int,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Attended values; for the backward pass log2 of the softmax sums, q, k, v, raw values and scales of the norms."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Attended values; for the backward pass log2 of the softmax sums, queries and keys, values, raw values and scales
+    of the norms."""
     made = make(x, weight, extra, mix, cos, sin, eps, heads, kv_heads, width)
-    tokens = first_key.size(1)
-    q, k, v = (rows.unflatten(0, (-1, tokens)) for rows in (made.q, made.k, made.v))
+    q, k, v = _by_sequence(first_key.size(1), made.qk[:, :heads], made.qk[:, heads:], made.v)
     out, lse = attend_forward(q, k, v, first_key, end_query, scale)
-    return out.flatten(0, 1), lse, made.q, made.k, made.v, made.own, made.norm
+    return out.flatten(0, 1), lse, made.qk, made.v, made.own, made.norm
+
+
+def _by_sequence(tokens: int, *rows: Tensor) -> tuple[Tensor, ...]:
+    """(N, heads, D) as (B, T, heads, D)."""
+    return tuple(tensor.unflatten(0, (-1, tokens)) for tensor in rows)
 
 
 @_attend.register_fake
 def _(x, weight, extra, mix, cos, sin, first_key, end_query, eps, heads, kv_heads, width, scale):
+    made = made_shapes(x, heads, kv_heads, width, mixed=mix is not None)
     rows, tokens = x.size(0), first_key.size(1)
-    kv = (rows, kv_heads, width)
-    return (
-        x.new_empty(rows, heads, width),
-        x.new_empty(rows // tokens, heads, tokens, dtype=torch.float32),
-        x.new_empty(rows, heads, width),
-        x.new_empty(kv),
-        x.new_empty(kv),
-        x.new_empty(0) if mix is None else x.new_empty(kv),
-        x.new_empty(rows, heads + kv_heads, dtype=torch.float32),
-    )
+    lse = x.new_empty(rows // tokens, heads, tokens, dtype=torch.float32)
+    return x.new_empty(rows, heads, width), lse, made.qk, made.v, made.own, made.norm
 
 
 @torch.library.custom_op("paceline::attend_joined_backward", mutates_args=())
@@ -86,28 +84,28 @@ def _attend_backward(
     end_query: Tensor,
     out: Tensor,
     lse: Tensor,
-    q: Tensor,
-    k: Tensor,
+    qk: Tensor,
     v: Tensor,
     own: Tensor,
     norm: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, weight, extra and mix; the last two empty where there is none."""
-    tokens, kv_heads = first_key.size(1), k.size(1)
+    heads, kv_heads, width = out.size(1), v.size(1), v.size(2)
     grad_qkv = x.new_empty(x.size(0), weight.size(0))
     grad_extra = x.new_empty(0) if extra is None else torch.empty_like(extra)
-    parts = raw_parts(q, kv_heads)
+    parts = raw_parts(qk, kv_heads)
     raw = Raw(grad_qkv, cos, sin, norm, own, mix, extra, grad_extra, parts)
-    grad, q, k, v, out = (rows.unflatten(0, (-1, tokens)) for rows in (grad, q, k, v, out))
-    columns = grad_qkv.view(*q.shape[:2], -1, q.size(3)).split([q.size(2), kv_heads, kv_heads], 2)
-    fill_gradients(columns, grad, q, k, v, out, lse, first_key, end_query, scale, raw)
+    tokens, by_head = first_key.size(1), grad_qkv.view(x.size(0), -1, width)
+    grad_q, grad_k, grad_v = _by_sequence(tokens, *by_head.split([heads, kv_heads, kv_heads], 1))
+    q, k, v, out, grad = _by_sequence(tokens, qk[:, :heads], qk[:, heads:], v, out, grad)
+    fill_gradients((grad_q, grad_k, grad_v), grad, q, k, v, out, lse, first_key, end_query, scale, raw)
     grad_mix = x.new_empty(0) if mix is None else parts.sum(0).to(mix.dtype)
     return grad_qkv @ weight, grad_qkv.T @ x, grad_extra, grad_mix
 
 
 @_attend_backward.register_fake
-def _(grad, x, weight, extra, mix, cos, sin, first_key, end_query, out, lse, q, k, v, own, norm, scale):
+def _(grad, x, weight, extra, mix, cos, sin, first_key, end_query, out, lse, qk, v, own, norm, scale):
     grads = (x.new_empty(0) if tensor is None else torch.empty_like(tensor) for tensor in (extra, mix))
     return torch.empty_like(x), torch.empty_like(weight), *grads
 
@@ -121,7 +119,7 @@ def _keep(ctx, inputs, output):
 
 def _backward(ctx, grad, *_):
     x, weight, cos, sin, first_key, end_query, *kept = ctx.saved_tensors
-    kept, optional = kept[:7], kept[7:]
+    kept, optional = kept[:6], kept[6:]
     extra = optional.pop(0) if ctx.has_extra else None
     mix = optional.pop(0) if ctx.has_mix else None
     grad_x, grad_weight, grad_extra, grad_mix = _attend_backward(

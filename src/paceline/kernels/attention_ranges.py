@@ -586,7 +586,7 @@ def fill_gradients(
 
 
 def raw_parts(q: Tensor, kv_heads: int) -> Tensor:
-    """`Raw.parts` for so many queries (N, H, D)."""
+    """`Raw.parts` for queries (N, ...)."""
     return q.new_zeros(q.size(0) // _tiles(RAW_KEYS, q).keys * kv_heads, 2, dtype=torch.float32)
 
 

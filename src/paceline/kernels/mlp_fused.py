@@ -33,8 +33,17 @@ def _(x, up, down):
 def _mlp_backward(grad: Tensor, x: Tensor, up: Tensor, down: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, up and down."""
     grad_down = grad.T @ kept
-    hidden = product(grad, down.T, "relu2_backward", kept)
+    hidden = _through_slope(grad, down, kept)
     return hidden @ up, hidden.T @ x, grad_down
+
+
+def _through_slope(grad: Tensor, down: Tensor, kept: Tensor) -> Tensor:
+    """grad down · 2 sqrt(kept). The interpreter of Triton knows no Gluon, so a CPU takes the simpler kernel."""
+    if not grad.is_cuda:
+        return product(grad, down.T, "relu2_backward", kept)
+    from paceline.kernels.product_pingpong import slope_product
+
+    return slope_product(grad, down, kept)
 
 
 @_mlp_backward.register_fake
