@@ -53,6 +53,7 @@ ELSEWHERE = {
     "train.compile": "train/test_compile.py::test_two_shallow_presets_train_as_one_graph",
     "train.coordinate_descent": "train/test_machine_switches.py::test_the_compiler_tunes_only_if_asked_to",
     "train.skip_guards": "train/test_machine_switches.py::test_after_five_steps_guards_are_skipped_and_no_bit_changes",
+    "train.cuda_graph": "train/test_recorded.py::test_a_gradient_is_recorded_where_one_gpu_launches_compiled_code",
     "train.memory_limit_gib": "train/test_fit.py::test_a_limit_that_asks_for_recomputation_gives_the_same_losses",
     "train.stop_after": "train/test_run.py::test_launches_of_so_many_steps_each_make_the_uninterrupted_run",
 }

@@ -33,6 +33,14 @@ def test_a_deterministic_run_repeats_to_the_last_bit(compiled: bool, tmp_path: P
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_a_replayed_micro_batch_is_the_launched_one(tmp_path: Path) -> None:
+    config = on_gpu(tmp_path, compiled=True)
+    wide = replace(config, model=replace(config.model, width=768, head_dim=128))
+    for name, graph in (("launched", False), ("replayed", True)):
+        run(replace(wide, train=replace(wide.train, cuda_graph=graph, deterministic=True)), tmp_path / name)
+    assert losses(tmp_path / "launched") == losses(tmp_path / "replayed")
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_recomputing_needs_less_memory(compiled: bool, tmp_path: Path) -> None:
     config = on_gpu(tmp_path, compiled=compiled, steps=2)

@@ -40,6 +40,9 @@ class TrainConfig:
     fast_paths: bool = True
     """Let `auto` choose kernels of our own where they work; off, every back end left to `auto` is PyTorch's, compiled
     or not. The same mathematics either way."""
+    cuda_graph: bool = True
+    """On one GPU and compiled, replay a micro-batch as one CUDA graph instead of launching its kernels one by one. The
+    same kernels either way."""
     recompute: bool = False
     """Recompute each block in the backward pass instead of keeping its activations: less memory, same numbers."""
     memory_limit_gib: float | None = None

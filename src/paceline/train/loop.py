@@ -29,8 +29,9 @@ from paceline.parallel.share import share_of_batch
 from paceline.train.assemble import Parts
 from paceline.train.block_share import block_share
 from paceline.train.instruments import measured_step
+from paceline.train.recorded import EAGER_STEPS, RecordedGradient, has_room, recordable
 from paceline.train.recorder import Recorder, Values
-from paceline.train.step import accumulate_gradient
+from paceline.train.step import accumulate_gradient, differentiate
 from paceline.train.stop import StopRequest
 
 GUARDED_STEPS = 5
@@ -69,6 +70,8 @@ class Trainer:
         self.evaluations = list(evaluations)
         window_device = "cpu" if parts.machine.back_ends.window_on_host else parts.machine.device
         self.window = torch.zeros((), dtype=torch.int32, device=window_device)
+        self.recorded: RecordedGradient | None = None
+        self.steps_before_recording = EAGER_STEPS if self._recordable() else None
 
     def run(self, stop: StopRequest, on_evaluation: Callable[[EvalRecord], None]) -> Outcome:
         data, agreed = self.training_batches(), Vote(self.ranks)
@@ -185,15 +188,39 @@ class Trainer:
         self._forget_gradients()
         return values
 
+    def _recordable(self) -> bool:
+        machine = self.parts.machine
+        why_not = recordable(
+            self.config,
+            device=machine.device.type,
+            world=self.ranks.world,
+            window_on_host=machine.back_ends.window_on_host,
+        )
+        return why_not is None
+
+    def _record_gradient(self, batch: DeviceBatch) -> None:
+        """After the first steps, once, if there is room for it."""
+        if self.steps_before_recording is None:
+            return
+        if self.steps_before_recording > 0:
+            self.steps_before_recording -= 1
+            return
+        self.steps_before_recording = None
+        if has_room(self.config.train.memory_limit_gib):
+            n, parameters = self.share.micro_sequences, self.parts.model.parameters()
+            like = DeviceBatch(batch.tokens[:n], batch.targets[:n])
+            self.recorded = RecordedGradient(self.replica, parameters, like, self.window)
+
     def _forget_gradients(self) -> None:
         views = self.ranks.world > 1 and self.config.parallel.bucket_views
-        if views and self.share.sequences > self.share.micro_sequences:
+        if self.recorded or (views and self.share.sequences > self.share.micro_sequences):
             zero_in_place_(self.parts.model.parameters())
         else:  # None: the first micro-batch writes its gradient and need not add it
             self.parts.optimizer.zero_grad()
 
     def _gradient(self, step: int, batch: DeviceBatch) -> Tensor:
         """Compute it; the mean loss of the global batch where it will be recorded, else this rank's share of it."""
+        self._record_gradient(batch)
         with self._guards(step):
             loss = accumulate_gradient(
                 self.replica,
@@ -202,6 +229,7 @@ class Trainer:
                 micro_sequences=self.share.micro_sequences,
                 padded=self.config.data.align_documents,
                 ranks=self.ranks,
+                differentiate=self.recorded or differentiate,
             )
         return self.ranks.sum_(loss) if self._record_due(step + 1) else loss
 

@@ -1,5 +1,7 @@
 """One gradient: the true mean over the global batch, summed over micro-batches and ranks that change nothing."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -7,6 +9,16 @@ from paceline.data.feed import DeviceBatch
 from paceline.model.loss import IGNORE_TARGET
 from paceline.parallel.gradients import exchange
 from paceline.parallel.ranks import ALONE, Ranks
+
+Differentiate = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor | int], Tensor]
+"""(model, tokens, targets, window, counted) -> sum of the losses over `counted`, whose gradient is now in every
+`.grad`, added to what was there."""
+
+
+def differentiate(model: nn.Module, tokens: Tensor, targets: Tensor, window: Tensor, counted: Tensor | int) -> Tensor:
+    loss: Tensor = model(tokens, targets, window).sum() / counted
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.detach()
 
 
 def accumulate_gradient(
@@ -17,6 +29,7 @@ def accumulate_gradient(
     micro_sequences: int,
     padded: bool = False,
     ranks: Ranks = ALONE,
+    differentiate: Differentiate = differentiate,
 ) -> Tensor:
     """Add d(mean loss)/d(weights) into every `.grad`; `batch` is this rank's share of the global batch.
 
@@ -30,7 +43,5 @@ def accumulate_gradient(
     micro = list(zip(batch.tokens.split(micro_sequences), batch.targets.split(micro_sequences), strict=True))
     for number, (tokens, targets) in enumerate(micro, start=1):
         with exchange(model, now=number == len(micro)):
-            loss = model(tokens, targets, window).sum() / counted
-            loss.backward()
-        total += loss.detach()
+            total += differentiate(model, tokens, targets, window, counted)
     return total

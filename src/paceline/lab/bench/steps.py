@@ -33,8 +33,8 @@ from paceline.train.assemble import assemble, inspect_machine
 from paceline.train.config import RunConfig
 from paceline.train.loop import Trainer
 
-WARM_UP_STEPS = 3
-"""The first compiles, the second finds the allocator's final shape, the third is free of both."""
+WARM_UP_STEPS = 5
+"""The first compiles, the second finds the allocator's final shape; after three a graph may be recorded."""
 PROFILED_STEPS = 2
 DATA_RANGE, OPTIMIZER_RANGE = PHASE_RANGES
 
@@ -105,7 +105,7 @@ class Steps:
         activities = [ProfilerActivity.CPU]
         activities += [ProfilerActivity.CUDA] if self.device.type == "cuda" else []
         profiler = profile(activities=activities, record_shapes=True)
-        with _update_in_a_range(self.trainer), profiler:
+        with _update_in_a_range(self.trainer), _launched_one_by_one(self.trainer), profiler:
             self._take(step)  # pays for what the profiler does at its first kernels
             self._wait()
             with record_function(STEPS_RANGE):
@@ -149,6 +149,16 @@ def _update_in_a_range(trainer: Trainer) -> Iterator[None]:
         yield
     finally:
         optimizer.step = plain  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _launched_one_by_one(trainer: Trainer) -> Iterator[None]:
+    """While the block runs, no graph is replayed: its kernels would not say which operation launched them."""
+    recorded, trainer.recorded = trainer.recorded, None
+    try:
+        yield
+    finally:
+        trainer.recorded = recorded
 
 
 def _keep(source: Path, destination: Path) -> None:
