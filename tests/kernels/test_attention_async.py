@@ -49,7 +49,7 @@ def type_of(arg: str, name: str, width: int) -> str:
 def check(name: str, done: Any) -> None:
     ptx = done.asm["ptx"]
     assert tuple(ptx.count(f"wgmma.wait_group.sync.aligned {n};") for n in (1, 0)) == PENDING[name]
-    assert "cp.async.bulk.tensor.2d.shared::cluster.global" in ptx
+    assert "cp.async.bulk.tensor.2d" in ptx
     assert 2 * (done.metadata.shared + RESERVED_BYTES) <= SHARED_BYTES
     assert done.metadata.num_warps == 4  # 128 threads of at most 255 registers: two programs have enough
 

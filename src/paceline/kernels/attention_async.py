@@ -25,6 +25,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from paceline.kernels.attention_ranges import HIDDEN, LOG2_E, LOWEST, Raw, Tiles, as_rows
 
+meet = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # Triton 3.7 and 3.6
+"""A barrier of all threads of the program."""
 FORWARD = Tiles(queries=64, keys=64, warps=4, stages=2)
 BACKWARD_QUERIES = Tiles(queries=64, keys=64, warps=4, stages=2)
 BACKWARD_KEYS = Tiles(queries=64, keys=64, warps=4, stages=2)
@@ -179,7 +181,7 @@ def attention_key_gradient(
     k_tile, v_tile = kept.index(0), kept.index(1)
     rings = (q_ring, grad_ring, q_ready, grad_ready)
     fence_async_shared()  # the copy engine must see the barriers too
-    gl.thread_barrier()
+    meet()
 
     end_ptr += batch.to(gl.int64) * range_stride
     begin = start // BLOCK_M * BLOCK_M
@@ -206,7 +208,7 @@ def attention_key_gradient(
     acc_k = warpgroup_mma_init(gl.zeros((BLOCK_N, WIDTH), gl.float32, sum_layout))
     acc_v = warpgroup_mma_init(gl.zeros((BLOCK_N, WIDTH), gl.float32, sum_layout))
     mbarrier.wait(kept_ready.index(0), 0)
-    gl.thread_barrier()  # else the compiler puts one into the loop, for what was ordered before it
+    meet()  # else the compiler puts one into the loop, for what was ordered before it
     for turn in range(turns):
         slot, phase = turn % STAGES, (turn // STAGES) & 1
         tile, member = tile_and_member(turn, span, GROUP)
@@ -219,7 +221,7 @@ def attention_key_gradient(
         mbarrier.wait(grad_ready.index(slot), phase)
         dp = warpgroup_mma(v_tile, grad_tile.permute((1, 0)), none, use_acc=False, is_async=True)
         s, sum_k, sum_v = warpgroup_mma_wait(1, deps=[s, acc_k, acc_v])
-        gl.thread_barrier()  # products of the turn before are done in all warps: its slot is free
+        meet()  # products of the turn before are done in all warps: its slot is free
         later = turn + STAGES - 1
         tile, member = tile_and_member(later, span, GROUP)
         head = kv_head * GROUP + member
@@ -236,7 +238,7 @@ def attention_key_gradient(
         ds = (p * (dp - delta_row.load(columns.type.layout)[None, :])).to(q_desc.dtype)
         acc_k = warpgroup_mma(gl.convert_layout(ds, weight_layout), q_tile, sum_k, is_async=True)
     sum_k, sum_v = warpgroup_mma_wait(0, deps=[acc_k, acc_v])
-    gl.thread_barrier()  # nobody reads shared memory any more
+    meet()  # nobody reads shared memory any more
 
     if MIXED:
         slot, phase = turns % STAGES, (turns // STAGES) & 1
@@ -311,7 +313,7 @@ def attention_query_gradient(
     q_tile, grad_tile = kept.index(0), kept.index(1)
     rings = (k_ring, v_ring, k_ready, v_ready)
     fence_async_shared()  # the copy engine must see the barriers too
-    gl.thread_barrier()
+    meet()
 
     first_ptr += batch.to(gl.int64) * range_stride
     begin = gl.load(first_ptr + start) // BLOCK_N * BLOCK_N
@@ -339,7 +341,7 @@ def attention_query_gradient(
     delta = gl.convert_layout(delta, by_row)
     gl.store(delta_ptr + by_query + rows, delta)
     acc = warpgroup_mma_init(gl.zeros((BLOCK_M, WIDTH), gl.float32, sum_layout))
-    gl.thread_barrier()  # else the compiler puts one into the loop, for what was ordered before it
+    meet()  # else the compiler puts one into the loop, for what was ordered before it
     for turn in range(turns):
         slot, phase = turn % STAGES, (turn // STAGES) & 1
         begin_keys = begin + turn * BLOCK_N
@@ -349,7 +351,7 @@ def attention_query_gradient(
         mbarrier.wait(v_ready.index(slot), phase)
         dp = warpgroup_mma(grad_tile, v_tile.permute((1, 0)), none, use_acc=False, is_async=True)
         s, total = warpgroup_mma_wait(1, deps=[s, acc])
-        gl.thread_barrier()  # products of the turn before are done in all warps: its slot is free
+        meet()  # products of the turn before are done in all warps: its slot is free
         later = turn + STAGES - 1
         order_turn(k_desc, v_desc, row + begin + later * BLOCK_N, column, rings, later, turns, STAGES)
         p = gl.exp2(s * scale_log2 - lse[:, None])
@@ -359,7 +361,7 @@ def attention_query_gradient(
         ds = (p * (dp - delta[:, None])).to(k_desc.dtype)
         acc = warpgroup_mma(gl.convert_layout(ds, weight_layout), k_tile, total, is_async=True)
     total = warpgroup_mma_wait(0, deps=[acc])
-    gl.thread_barrier()  # nobody reads shared memory any more
+    meet()  # nobody reads shared memory any more
 
     total *= scale
     if RAW:
@@ -424,7 +426,7 @@ def attention_forward(
     q_tile = kept.index(0)
     rings = (k_ring, v_ring, k_ready, v_ready)
     fence_async_shared()  # the copy engine must see the barriers too
-    gl.thread_barrier()
+    meet()
 
     first_ptr += batch.to(gl.int64) * range_stride
     begin = gl.load(first_ptr + start) // BLOCK_N * BLOCK_N
@@ -454,7 +456,7 @@ def attention_forward(
     mbarrier.wait(k_ready.index(1 % STAGES), (1 // STAGES) & 1, pred=turns > 1)
     for turn in range(1, turns):
         before, later = turn - 1, turn + 1
-        gl.thread_barrier()  # products of the turn before are done in all warps: its slots are free
+        meet()  # products of the turn before are done in all warps: its slots are free
         order_ahead(k_desc, v_desc, row + begin, column, rings, before + STAGES, turns, BLOCK_N, STAGES)
         begin_keys = begin + turn * BLOCK_N
         k_tile, v_tile = k_ring.index(turn % STAGES), v_ring.index(before % STAGES)
@@ -475,7 +477,7 @@ def attention_forward(
     acc = warpgroup_mma(weights, v_ring.index(last % STAGES), acc, is_async=True)
     gl.store(lse_ptr + gl.program_id(1).to(gl.int64) * tokens + start + rows, largest + gl.log2(total))
     acc = warpgroup_mma_wait(0, deps=[acc])
-    gl.thread_barrier()  # nobody reads shared memory any more
+    meet()  # nobody reads shared memory any more
     acc = acc / gl.convert_layout(total, gl.SliceLayout(1, sum_layout), assert_trivial=True)[:, None]
     send(out_desc, row + start, head * WIDTH, acc, q_tile)
     tma.store_wait(0)
