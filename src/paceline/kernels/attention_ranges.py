@@ -544,7 +544,16 @@ def attend_forward(
     q: Tensor, k: Tensor, v: Tensor, first_key: Tensor, end_query: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Outputs and log2 of the softmax sums; end_query is kept for the backward pass."""
+    if in_flight(q):
+        from paceline.kernels import attention_async as kernels
+
+        return kernels.launch_forward(q, k, v, first_key, scale, kernels.FORWARD)
     return launch_forward(q, k, v, first_key, scale, _tiles(FORWARD, q))
+
+
+def in_flight(q: Tensor) -> bool:
+    """Whether the kernels in Gluon take these, which keep products in flight: not fp32, and nothing interpreted."""
+    return q.is_cuda and q.dtype != torch.float32
 
 
 @torch.library.custom_op("paceline::attend_ranges_backward", mutates_args=())
@@ -579,6 +588,14 @@ def fill_gradients(
     raw: Raw | None = None,
 ) -> None:
     """Both kernels. `grads` take the gradients of q, k and v, or by `raw` those of their projections."""
+    if in_flight(q):
+        from paceline.kernels import attention_async as kernels
+
+        tiles = kernels.BACKWARD_QUERIES
+        delta = kernels.launch_query_gradient(grad, q, k, v, out, lse, first_key, scale, tiles, grads[0], raw)
+        tiles = kernels.BACKWARD_KEYS
+        kernels.launch_key_gradient(grad, q, k, v, lse, delta, end_query, scale, tiles, *grads[1:], raw)
+        return
     by_query, by_key = (BACKWARD_QUERIES, BACKWARD_KEYS) if raw is None else (RAW_QUERIES, RAW_KEYS)
     tiles = _tiles(by_query, q)
     delta = launch_query_gradient(grad, q, k, v, out, lse, first_key, scale, tiles, grads[0], raw)
