@@ -51,7 +51,7 @@ def test_products_compile_for_the_matrix_units_and_fit_the_shared_memory(ending:
     }
     blocks = {"BLOCK_M": tiles.m, "BLOCK_N": tiles.n, "BLOCK_K": tiles.k, "GROUP_M": tiles.group}
     constants = {"ENDING": ending, "B_BY_DEPTH": by_depth, "PROGRAMS": 132, **blocks}
-    done = for_hopper(product_fused.product_tiles, types, constants, warps=tiles.warps, stages=tiles.stages)
+    done = for_hopper(product_fused.mlp_product, types, constants, warps=tiles.warps, stages=tiles.stages)
     assert "wgmma.mma_async" in done.asm["ptx"]
     assert done.metadata.shared + RESERVED_BYTES <= SHARED_BYTES
 
@@ -83,7 +83,7 @@ def test_the_kernels_of_heads_compile(kernel: Any) -> None:
     types = {name: "*fp32" if name in wide else "*bf16" for name in kernel.arg_names if name.endswith("_ptr")}
     types |= {"rows": "i32", "sequence": "i32", "eps": "fp32"}
     types = {name: kind for name, kind in types.items() if name in kernel.arg_names}
-    constants = {"NORMED": 12, "KV_HEADS": 6, "HALF": 64, "PAIRS": 32, "MIXED": True, "EXTRA": True}
+    constants = {"HEADS": 6, "NORMED": 12, "KV_HEADS": 6, "HALF": 64, "PAIRS": 32, "MIXED": True, "EXTRA": True}
     constants["TOKENS"] = heads_fused.TOKENS
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     for_hopper(kernel, types, constants, warps=heads_fused.WARPS)

@@ -9,7 +9,7 @@ from triton.compiler import compile
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from paceline.kernels.product_pingpong import TILES, constants, product_pingpong
+from paceline.kernels.product_pingpong import TILES, constants, mlp_slope_product
 
 SHARED_BYTES, RESERVED_BYTES = 233_472, 1_024
 """Of one multiprocessor of an H100 or H200, and what each program on it costs beside its own."""
@@ -26,10 +26,10 @@ def test_it_compiles_for_two_warp_groups_and_fits_the_shared_memory() -> None:
     }
     types = {name: f"tensordesc<bf16[{rows}, {columns}],{LAYOUT!r}>" for name, (rows, columns) in blocks.items()}
     types |= dict.fromkeys(("rows", "columns", "depth"), "i32")
-    given, names = constants(TILES), product_pingpong.arg_names
+    given, names = constants(TILES), mlp_slope_product.arg_names
     options = {"num_warps": given.pop("num_warps")}
     source = GluonASTSource(
-        fn=product_pingpong,
+        fn=mlp_slope_product,
         signature={name: types.get(name, "constexpr") for name in names},
         constexprs={(names.index(name),): value for name, value in given.items()},
     )

@@ -49,13 +49,18 @@ def _attend(
     kv_heads: int,
     width: int,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Attended values; for the backward pass log2 of the softmax sums, queries and keys, values, raw values and scales
-    of the norms."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Attended values; for the backward pass log2 of the softmax sums and the fields of `Made`."""
     made = make(x, weight, extra, mix, cos, sin, eps, heads, kv_heads, width)
-    q, k, v = _by_sequence(first_key.size(1), made.qk[:, :heads], made.qk[:, heads:], made.v)
+    q, k, v = _by_sequence(first_key.size(1), *_parts(made.qkv, made.mixed, heads, kv_heads))
     out, lse = attend_forward(q, k, v, first_key, end_query, scale)
-    return out.flatten(0, 1), lse, made.qk, made.v, made.own, made.norm
+    return out.flatten(0, 1), lse, made.qkv, made.mixed, made.norm
+
+
+def _parts(qkv: Tensor, mixed: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and the values that are attended to."""
+    q, k, own = qkv.split([heads, kv_heads, kv_heads], 1)
+    return q, k, mixed if mixed.numel() else own
 
 
 def _by_sequence(tokens: int, *rows: Tensor) -> tuple[Tensor, ...]:
@@ -68,7 +73,7 @@ def _(x, weight, extra, mix, cos, sin, first_key, end_query, eps, heads, kv_head
     made = made_shapes(x, heads, kv_heads, width, mixed=mix is not None)
     rows, tokens = x.size(0), first_key.size(1)
     lse = x.new_empty(rows // tokens, heads, tokens, dtype=torch.float32)
-    return x.new_empty(rows, heads, width), lse, made.qk, made.v, made.own, made.norm
+    return x.new_empty(rows, heads, width), lse, made.qkv, made.mixed, made.norm
 
 
 @torch.library.custom_op("paceline::attend_joined_backward", mutates_args=())
@@ -84,28 +89,29 @@ def _attend_backward(
     end_query: Tensor,
     out: Tensor,
     lse: Tensor,
-    qk: Tensor,
-    v: Tensor,
-    own: Tensor,
+    qkv: Tensor,
+    mixed: Tensor,
     norm: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, weight, extra and mix; the last two empty where there is none."""
-    heads, kv_heads, width = out.size(1), v.size(1), v.size(2)
-    grad_qkv = x.new_empty(x.size(0), weight.size(0))
+    heads, tokens = out.size(1), first_key.size(1)
+    kv_heads = qkv.size(1) - norm.size(1)
+    grad_qkv = torch.empty_like(qkv)
     grad_extra = x.new_empty(0) if extra is None else torch.empty_like(extra)
-    parts = raw_parts(qk, kv_heads)
-    raw = Raw(grad_qkv, cos, sin, norm, own, mix, extra, grad_extra, parts)
-    tokens, by_head = first_key.size(1), grad_qkv.view(x.size(0), -1, width)
-    grad_q, grad_k, grad_v = _by_sequence(tokens, *by_head.split([heads, kv_heads, kv_heads], 1))
-    q, k, v, out, grad = _by_sequence(tokens, qk[:, :heads], qk[:, heads:], v, out, grad)
+    parts = raw_parts(qkv, kv_heads)
+    raw = Raw(cos, sin, norm, qkv[:, heads + kv_heads :], mix, extra, grad_extra, parts)
+    grad_q, grad_k, grad_v = _by_sequence(tokens, *grad_qkv.split([heads, kv_heads, kv_heads], 1))
+    q, k, v = _by_sequence(tokens, *_parts(qkv, mixed, heads, kv_heads))
+    grad, out = _by_sequence(tokens, grad, out)
     fill_gradients((grad_q, grad_k, grad_v), grad, q, k, v, out, lse, first_key, end_query, scale, raw)
     grad_mix = x.new_empty(0) if mix is None else parts.sum(0).to(mix.dtype)
-    return grad_qkv @ weight, grad_qkv.T @ x, grad_extra, grad_mix
+    flat = grad_qkv.flatten(1)
+    return flat @ weight, flat.T @ x, grad_extra, grad_mix
 
 
 @_attend_backward.register_fake
-def _(grad, x, weight, extra, mix, cos, sin, first_key, end_query, out, lse, qk, v, own, norm, scale):
+def _(grad, x, weight, extra, mix, cos, sin, first_key, end_query, out, lse, qkv, mixed, norm, scale):
     grads = (x.new_empty(0) if tensor is None else torch.empty_like(tensor) for tensor in (extra, mix))
     return torch.empty_like(x), torch.empty_like(weight), *grads
 
@@ -119,7 +125,7 @@ def _keep(ctx, inputs, output):
 
 def _backward(ctx, grad, *_):
     x, weight, cos, sin, first_key, end_query, *kept = ctx.saved_tensors
-    kept, optional = kept[:6], kept[6:]
+    kept, optional = kept[:5], kept[5:]
     extra = optional.pop(0) if ctx.has_extra else None
     mix = optional.pop(0) if ctx.has_mix else None
     grad_x, grad_weight, grad_extra, grad_mix = _attend_backward(

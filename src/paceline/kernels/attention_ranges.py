@@ -300,6 +300,7 @@ def attention_key_gradient(
     own,
     extra,
     grad_extra,
+    own_stride,
     mix_ptr,
     parts_ptr,
     HEADS: tl.constexpr,
@@ -363,7 +364,7 @@ def attention_key_gradient(
             tile = (acc_v * tl.load(mix_ptr + 1).to(tl.float32)).to(v_tile.dtype)
             store_tile(grad_extra, row + start, column, KV_HEADS * WIDTH, tile, BLOCK_N, WIDTH, TMA)
         if MIXED:
-            own_tile = load_tile(own, row + start, column, KV_HEADS * WIDTH, BLOCK_N, WIDTH, TMA)
+            own_tile = load_tile(own, row + start, column, own_stride, BLOCK_N, WIDTH, TMA)
             tl.store(parts_ptr, tl.sum(acc_v * own_tile.to(tl.float32)))
             acc_v *= tl.load(mix_ptr).to(tl.float32)
     else:
@@ -424,14 +425,12 @@ def launch_forward(
 class Raw:
     """For gradients of the projections that gave q, k and v, instead of those of q, k and v (`heads_fused`)."""
 
-    grad: Tensor
-    """(N, (H + 2 H_kv) D), to be filled: queries, keys, values."""
     cos: Tensor
     sin: Tensor
     norm: Tensor
     """Scales of the norms, (N, H + H_kv) fp32."""
     own: Tensor
-    """Values before they were mixed, (N, H_kv, D)."""
+    """Values before they were mixed, (N, H_kv, D), a part of the joined projection."""
     mix: Tensor | None
     extra: Tensor | None
     grad_extra: Tensor
@@ -525,14 +524,22 @@ def launch_key_gradient(
 def _key_raw_arguments(raw: Raw | None, unused: Tensor, keys: int, width: int, *, tma: bool) -> list[Any]:
     """`unused` stands for what the kernel does not read."""
     if raw is None:
-        return [unused] * 8
+        return [*[unused] * 6, 0, unused, unused]
     values = (
         unused if raw.mix is None else raw.own,
         unused if raw.extra is None else raw.extra,
         unused if raw.extra is None else raw.grad_extra,
     )
-    rows = (x if x is unused else _argument(x.view(x.size(0), -1), keys, width, tma=tma) for x in values)
-    return [raw.cos, raw.sin, raw.norm, *rows, unused if raw.mix is None else raw.mix, raw.parts]
+    rows = (x if x is unused else _argument(as_rows(x[None]), keys, width, tma=tma) for x in values)
+    return [
+        raw.cos,
+        raw.sin,
+        raw.norm,
+        *rows,
+        raw.own.stride(0),
+        unused if raw.mix is None else raw.mix,
+        raw.parts,
+    ]
 
 
 def _tiles(tiles: Tiles, q: Tensor) -> Tiles:

@@ -1,10 +1,11 @@
 """From the stream to the heads of attention: projections, norm, rotary, value mix. Plain twin: `model.attention`.
 
-Two products of the library, then one kernel that normalises and turns queries and keys where they lie and mixes the
+One product of the library, then one kernel that normalises and turns queries and keys where they lie and mixes the
 values: y = turn(x s) with s = (mean x² + ε)^-½ is kept with s, and from both the gradient follows: dx = s·turn⁻¹(dy -
-y·mean(dy·y)), because a rotation keeps inner products. Raw queries and keys are overwritten; raw values are kept, which
-the gradient of the mixing scalars needs. Backward, all parts write into one gradient of the joined projection: nothing
-is concatenated. Tried and dropped: making the heads in the ending of a product of our own (docs/experiments.md).
+y·mean(dy·y)), because a rotation keeps inner products. Raw queries and keys are overwritten; raw values stay beside
+them, which the gradient of the mixing scalars needs. Backward, all parts write into one gradient of the joined
+projection: nothing is concatenated. Tried and dropped: making the heads in the ending of a product of our own, and two
+products (docs/experiments.md).
 """
 
 from dataclasses import dataclass
@@ -32,8 +33,9 @@ def heads_fused(
 
     q and k are RMS-normalised with `eps`, then their first P pairs turned by cos and sin (T, P), N a multiple of T.
     v ← mix[0]·v + mix[1]·extra; without `extra` (N, H_kv, D) only the first term, without `mix` (2,) v itself."""
-    qk, v, _, _ = _heads(x, weight, extra, mix, cos, sin, eps, *shape)
-    return qk[:, : shape[0]], qk[:, shape[0] :], v
+    qkv, mixed, _ = _heads(x, weight, extra, mix, cos, sin, eps, *shape)
+    q, k, own = qkv.split([shape[0], shape[1], shape[1]], 1)
+    return q, k, own if mix is None else mixed
 
 
 @triton.jit
@@ -68,13 +70,12 @@ def raw_gradient(grad_a, grad_b, a, b, scale, cos, sin, HALF: tl.constexpr):
 
 @triton.jit
 def heads_forward(
-    qk_ptr,
-    own_ptr,
+    qkv_ptr,
     extra_ptr,
     mix_ptr,
     cos_ptr,
     sin_ptr,
-    v_ptr,
+    mixed_ptr,
     scale_ptr,
     rows,
     sequence,
@@ -92,36 +93,36 @@ def heads_forward(
     head = tl.program_id(1)
     column = tl.arange(0, HALF)[None, :]
     inside = (row < rows) & (column < HALF)
+    place = qkv_ptr + row * ((NORMED + KV_HEADS) * 2 * HALF) + head * (2 * HALF) + column
+    a = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(place + HALF, mask=inside, other=0.0).to(tl.float32)
     if head < NORMED:
-        place = qk_ptr + row * (NORMED * 2 * HALF) + head * (2 * HALF) + column
-        a = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-        b = tl.load(place + HALF, mask=inside, other=0.0).to(tl.float32)
         scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) * (1.0 / (2 * HALF)) + eps)
         tl.store(scale_ptr + tokens * NORMED + head, scale, mask=tokens < rows)
         cos, sin = load_angles(cos_ptr, sin_ptr, row % sequence, column, inside, PAIRS)
         turned_a = (a * cos + b * sin) * scale[:, None]
         turned_b = (b * cos - a * sin) * scale[:, None]
-        tl.store(place, turned_a.to(qk_ptr.dtype.element_ty), mask=inside)
-        tl.store(place + HALF, turned_b.to(qk_ptr.dtype.element_ty), mask=inside)
+        tl.store(place, turned_a.to(qkv_ptr.dtype.element_ty), mask=inside)
+        tl.store(place + HALF, turned_b.to(qkv_ptr.dtype.element_ty), mask=inside)
     else:
         offset = row * (KV_HEADS * 2 * HALF) + (head - NORMED) * (2 * HALF) + column
         own = tl.load(mix_ptr).to(tl.float32)
-        a = own * tl.load(own_ptr + offset, mask=inside, other=0.0).to(tl.float32)
-        b = own * tl.load(own_ptr + offset + HALF, mask=inside, other=0.0).to(tl.float32)
+        a *= own
+        b *= own
         if EXTRA:
             share = tl.load(mix_ptr + 1).to(tl.float32)
             a += share * tl.load(extra_ptr + offset, mask=inside, other=0.0).to(tl.float32)
             b += share * tl.load(extra_ptr + offset + HALF, mask=inside, other=0.0).to(tl.float32)
-        tl.store(v_ptr + offset, a.to(v_ptr.dtype.element_ty), mask=inside)
-        tl.store(v_ptr + offset + HALF, b.to(v_ptr.dtype.element_ty), mask=inside)
+        tl.store(mixed_ptr + offset, a.to(mixed_ptr.dtype.element_ty), mask=inside)
+        tl.store(mixed_ptr + offset + HALF, b.to(mixed_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def heads_backward(
-    grad_qk_ptr,
+    grad_q_ptr,
+    grad_k_ptr,
     grad_v_ptr,
-    qk_ptr,
-    own_ptr,
+    qkv_ptr,
     extra_ptr,
     mix_ptr,
     cos_ptr,
@@ -132,7 +133,7 @@ def heads_backward(
     grad_mix_ptr,
     rows,
     sequence,
-    NORMED: tl.constexpr,
+    HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -142,17 +143,22 @@ def heads_backward(
 ):
     """The gradient of one head of the joined projection. Each program leaves its part of the mixing scalars' gradient
     in its row of `grad_mix` (programs, 2), to be summed in a fixed order."""
+    NORMED: tl.constexpr = HEADS + KV_HEADS
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     row = tokens[:, None]
     head = tl.program_id(1)
     column = tl.arange(0, HALF)[None, :]
     inside = (row < rows) & (column < HALF)
+    joined = row * ((NORMED + KV_HEADS) * 2 * HALF) + head * (2 * HALF) + column
     if head < NORMED:
-        offset = row * (NORMED * 2 * HALF) + head * (2 * HALF) + column
-        da = tl.load(grad_qk_ptr + offset, mask=inside, other=0.0).to(tl.float32)
-        db = tl.load(grad_qk_ptr + offset + HALF, mask=inside, other=0.0).to(tl.float32)
-        a = tl.load(qk_ptr + offset, mask=inside, other=0.0).to(tl.float32)
-        b = tl.load(qk_ptr + offset + HALF, mask=inside, other=0.0).to(tl.float32)
+        if head < HEADS:
+            given = grad_q_ptr + row * (HEADS * 2 * HALF) + head * (2 * HALF) + column
+        else:
+            given = grad_k_ptr + row * (KV_HEADS * 2 * HALF) + (head - HEADS) * (2 * HALF) + column
+        da = tl.load(given, mask=inside, other=0.0).to(tl.float32)
+        db = tl.load(given + HALF, mask=inside, other=0.0).to(tl.float32)
+        a = tl.load(qkv_ptr + joined, mask=inside, other=0.0).to(tl.float32)
+        b = tl.load(qkv_ptr + joined + HALF, mask=inside, other=0.0).to(tl.float32)
         scale = tl.load(scale_ptr + tokens * NORMED + head, mask=tokens < rows, other=0.0)
         cos, sin = load_angles(cos_ptr, sin_ptr, row % sequence, column, inside, PAIRS)
         grad_a, grad_b = raw_gradient(da, db, a, b, scale, cos, sin, HALF)
@@ -169,28 +175,36 @@ def heads_backward(
             tl.store(grad_extra_ptr + offset, (share * grad_a).to(grad_extra_ptr.dtype.element_ty), mask=inside)
             tl.store(grad_extra_ptr + offset + HALF, (share * grad_b).to(grad_extra_ptr.dtype.element_ty), mask=inside)
         if MIXED:
-            own_a = tl.load(own_ptr + offset, mask=inside, other=0.0).to(tl.float32)
-            own_b = tl.load(own_ptr + offset + HALF, mask=inside, other=0.0).to(tl.float32)
+            own_a = tl.load(qkv_ptr + joined, mask=inside, other=0.0).to(tl.float32)
+            own_b = tl.load(qkv_ptr + joined + HALF, mask=inside, other=0.0).to(tl.float32)
             tl.store(grad_mix_ptr + part, tl.sum(grad_a * own_a + grad_b * own_b))
             own = tl.load(mix_ptr).to(tl.float32)
             grad_a *= own
             grad_b *= own
-    place = grad_qkv_ptr + row * ((NORMED + KV_HEADS) * 2 * HALF) + head * (2 * HALF) + column
-    tl.store(place, grad_a.to(grad_qkv_ptr.dtype.element_ty), mask=inside)
-    tl.store(place + HALF, grad_b.to(grad_qkv_ptr.dtype.element_ty), mask=inside)
+    tl.store(grad_qkv_ptr + joined, grad_a.to(grad_qkv_ptr.dtype.element_ty), mask=inside)
+    tl.store(grad_qkv_ptr + joined + HALF, grad_b.to(grad_qkv_ptr.dtype.element_ty), mask=inside)
 
 
 @dataclass(frozen=True)
 class Made:
     """What the forward pass leaves."""
 
-    qk: Tensor
-    """Queries and keys, (N, H + H_kv, D)."""
-    v: Tensor
-    own: Tensor
-    """Values before they were mixed; empty where they were not."""
+    qkv: Tensor
+    """Queries and keys, ready, and values as they were projected, (N, H + 2 H_kv, D)."""
+    mixed: Tensor
+    """Values after they were mixed, (N, H_kv, D); empty where they were not."""
     norm: Tensor
     """Scales of the norms, (N, H + H_kv) fp32."""
+
+
+def made_shapes(x: Tensor, heads: int, kv_heads: int, width: int, *, mixed: bool) -> Made:
+    """Empty tensors of the shapes that `make` gives."""
+    rows, normed = x.size(0), heads + kv_heads
+    return Made(
+        x.new_empty(rows, normed + kv_heads, width),
+        x.new_empty(rows, kv_heads, width) if mixed else x.new_empty(0),
+        x.new_empty(rows, normed, dtype=torch.float32),
+    )
 
 
 def make(
@@ -198,22 +212,18 @@ def make(
     heads: int, kv_heads: int, width: int,
 ) -> Made:  # fmt: skip
     """The heads, and what the backward pass needs."""
-    rows, normed = x.size(0), heads + kv_heads
-    qk = (x @ weight[: normed * width].T).view(rows, normed, width)
-    own = (x @ weight[normed * width :].T).view(rows, kv_heads, width)
-    norm = x.new_empty(rows, normed, dtype=torch.float32)
-    v = own if mix is None else torch.empty_like(own)
+    made, normed = made_shapes(x, heads, kv_heads, width, mixed=mix is not None), heads + kv_heads
+    torch.mm(x, weight.T, out=made.qkv.flatten(1))
     programs = normed if mix is None else normed + kv_heads  # values that are not mixed are left alone
-    heads_forward[(triton.cdiv(rows, TOKENS), programs)](
-        qk,
-        own,
-        own if extra is None else extra,
-        norm if mix is None else mix,
+    heads_forward[(triton.cdiv(x.size(0), TOKENS), programs)](
+        made.qkv,
+        made.norm if extra is None else extra,
+        made.norm if mix is None else mix,
         cos,
         sin,
-        v,
-        norm,
-        rows,
+        made.mixed,
+        made.norm,
+        x.size(0),
         cos.size(0),
         eps,
         NORMED=normed,
@@ -224,18 +234,7 @@ def make(
         TOKENS=TOKENS,
         num_warps=WARPS,
     )
-    return Made(qk, v, x.new_empty(0) if mix is None else own, norm)
-
-
-def made_shapes(x: Tensor, heads: int, kv_heads: int, width: int, *, mixed: bool) -> Made:
-    """Empty tensors of the shapes that `make` gives."""
-    rows, kv = x.size(0), (x.size(0), kv_heads, width)
-    return Made(
-        x.new_empty(rows, heads + kv_heads, width),
-        x.new_empty(kv),
-        x.new_empty(kv) if mixed else x.new_empty(0),
-        x.new_empty(rows, heads + kv_heads, dtype=torch.float32),
-    )
+    return made
 
 
 @torch.library.custom_op("paceline::heads", mutates_args=())
@@ -250,21 +249,22 @@ def _heads(
     heads: int,
     kv_heads: int,
     width: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries and keys, values, and for the backward pass raw values and scales."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The fields of `Made`."""
     made = make(x, weight, extra, mix, cos, sin, eps, heads, kv_heads, width)
-    return made.qk, made.v, made.own, made.norm
+    return made.qkv, made.mixed, made.norm
 
 
 @_heads.register_fake
 def _(x, weight, extra, mix, cos, sin, eps, heads, kv_heads, width):
     made = made_shapes(x, heads, kv_heads, width, mixed=mix is not None)
-    return made.qk, made.v, made.own, made.norm
+    return made.qkv, made.mixed, made.norm
 
 
 @torch.library.custom_op("paceline::heads_backward", mutates_args=())
 def _heads_backward(
-    grad_qk: Tensor,
+    grad_q: Tensor,
+    grad_k: Tensor,
     grad_v: Tensor,
     x: Tensor,
     weight: Tensor,
@@ -272,32 +272,31 @@ def _heads_backward(
     mix: Tensor | None,
     cos: Tensor,
     sin: Tensor,
-    qk: Tensor,
-    own: Tensor,
-    scale: Tensor,
+    qkv: Tensor,
+    norm: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, weight, extra and mix; the last two empty where there is none."""
-    rows, normed, width = grad_qk.shape
+    rows, heads, width = grad_q.shape
     kv_heads, programs = grad_v.size(1), triton.cdiv(rows, TOKENS)
-    grad_qkv = x.new_empty(rows, weight.size(0))
+    grad_qkv = torch.empty_like(qkv)
     grad_extra = x.new_empty(0) if extra is None else torch.empty_like(extra)
     parts = x.new_zeros(programs * kv_heads, 2, dtype=torch.float32)
-    heads_backward[(programs, normed + kv_heads)](
-        grad_qk.contiguous(),
+    heads_backward[(programs, heads + 2 * kv_heads)](
+        grad_q.contiguous(),
+        grad_k.contiguous(),
         grad_v.contiguous(),
-        qk,
-        own,
-        qk if extra is None else extra,
-        scale if mix is None else mix,
+        qkv,
+        qkv if extra is None else extra,
+        norm if mix is None else mix,
         cos,
         sin,
-        scale,
+        norm,
         grad_qkv,
         grad_extra,
         parts,
         rows,
         cos.size(0),
-        NORMED=normed,
+        HEADS=heads,
         KV_HEADS=kv_heads,
         HALF=width // 2,
         PAIRS=cos.size(1),
@@ -307,29 +306,32 @@ def _heads_backward(
         num_warps=WARPS,
     )
     grad_mix = x.new_empty(0) if mix is None else parts.sum(0).to(mix.dtype)
-    return grad_qkv @ weight, grad_qkv.T @ x, grad_extra, grad_mix
+    flat = grad_qkv.flatten(1)
+    return flat @ weight, flat.T @ x, grad_extra, grad_mix
 
 
 @_heads_backward.register_fake
-def _(grad_qk, grad_v, x, weight, extra, mix, cos, sin, qk, own, scale):
+def _(grad_q, grad_k, grad_v, x, weight, extra, mix, cos, sin, qkv, norm):
     grads = (x.new_empty(0) if tensor is None else torch.empty_like(tensor) for tensor in (extra, mix))
     return torch.empty_like(x), torch.empty_like(weight), *grads
 
 
 def _keep(ctx, inputs, output):
-    x, weight, extra, mix, cos, sin, *_ = inputs
-    qk, _, own, scale = output
+    x, weight, extra, mix, cos, sin, _, ctx.heads, ctx.kv_heads, _ = inputs
+    qkv, _, norm = output
     ctx.has_extra, ctx.has_mix = extra is not None, mix is not None
     optional = (tensor for tensor in (extra, mix) if tensor is not None)
-    ctx.save_for_backward(x, weight, cos, sin, qk, own, scale, *optional)
+    ctx.save_for_backward(x, weight, cos, sin, qkv, norm, *optional)
 
 
-def _backward(ctx, grad_qk, grad_v, _own, _scale):
-    x, weight, cos, sin, qk, own, scale, *optional = ctx.saved_tensors
+def _backward(ctx, grad_qkv, grad_mixed, _norm):
+    x, weight, cos, sin, qkv, norm, *optional = ctx.saved_tensors
     extra = optional.pop(0) if ctx.has_extra else None
     mix = optional.pop(0) if ctx.has_mix else None
+    grad_q, grad_k, grad_own = grad_qkv.split([ctx.heads, ctx.kv_heads, ctx.kv_heads], 1)
+    grad_v = grad_mixed if ctx.has_mix else grad_own
     grad_x, grad_weight, grad_extra, grad_mix = _heads_backward(
-        grad_qk, grad_v, x, weight, extra, mix, cos, sin, qk, own, scale
+        grad_q, grad_k, grad_v, x, weight, extra, mix, cos, sin, qkv, norm
     )
     optional_grads = (grad_extra if ctx.has_extra else None, grad_mix if ctx.has_mix else None)
     return grad_x, grad_weight, *optional_grads, *(None,) * 6

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-Ending = Literal["none", "relu2", "relu2_backward"]
+Ending = Literal["relu2", "relu2_backward"]
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,13 @@ class Tiles:
 
 
 TILES = {
-    "none": Tiles(group=32),
     "relu2": Tiles(group=32),
     "relu2_backward": Tiles(stages=3, group=8),  # the kept values need a stage's room
 }
 
 
-def _name(specialization):
-    """What a profile calls it, by who uses it."""
-    return "mlp_product" if "relu2" in specialization.constants["ENDING"] else "head_loss_product"
-
-
-@triton.jit(repr=_name)
-def product_tiles(
+@triton.jit
+def mlp_product(
     a_desc,
     b_desc,
     c_desc,
@@ -85,29 +79,22 @@ def product_tiles(
         c_desc.store([m, middle], right.to(c_desc.dtype))
 
 
-def describable(columns: int, dtype: torch.dtype) -> bool:
-    """Whether the copy engine can address rows of so many columns: their pitch must be a multiple of 16 bytes."""
-    return columns * dtype.itemsize % 16 == 0
-
-
 def product(
     a: Tensor,
     b: Tensor,
-    ending: Ending = "none",
+    ending: Ending,
     kept: Tensor | None = None,
-    *,
-    out: Tensor | None = None,
 ) -> Tensor:
-    """ending(a bᵀ), a (rows, depth) contiguous and b (columns, depth) contiguous or the transpose of such; so is out.
+    """ending(a bᵀ), a (rows, depth) contiguous and b (columns, depth) contiguous or the transpose of such.
 
     `relu2`: relu(z)². `relu2_backward`: z·2·sqrt(kept), `kept` being activated values: the gradient z carried through
     the activation."""
     rows, depth, columns = a.size(0), a.size(1), b.size(0)
     by_depth = not b.is_contiguous()
-    c = a.new_empty(rows, columns) if out is None else out
+    c = a.new_empty(rows, columns)
     tiles = TILES[ending]
     processors = torch.cuda.get_device_properties(a.device).multi_processor_count if a.is_cuda else 4
-    product_tiles[(processors,)](
+    mlp_product[(processors,)](
         TensorDescriptor.from_tensor(a, [tiles.m, tiles.k]),
         TensorDescriptor.from_tensor(b.T, [tiles.k, tiles.n])
         if by_depth

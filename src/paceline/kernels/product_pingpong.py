@@ -4,7 +4,7 @@ Gluon. Plain twin: product, then ending.
 One warp orders operands into a ring in shared memory, two warp groups multiply from it and take turns at whole tiles:
 while one loads the kept values, carries its tile through the slope and stores it, the other multiplies ("ping-pong").
 What an ending reads is fetched while its tile is multiplied. In `product_fused` the matrix units wait during that
-ending (0.68 ms in one series on an H200, 65,536 x 768 x 3,072; 0.54 ms here), and for the others it is as fast.
+ending: 0.58 ms for 65,536 x 768 x 3,072 on an H200, 0.49 ms here.
 Tried and dropped: warp groups that share each tile; the heads of attention as an ending (docs/experiments.md).
 """
 
@@ -39,7 +39,7 @@ class Tiles:
     n: int = 128
     k: int = 64
     stages: int = 4
-    group: int = 8
+    group: int = 16
 
 
 TILES = Tiles()
@@ -148,13 +148,8 @@ def end_tile(product, m, n, staging, c_desc, WHO: gl.constexpr, M: gl.constexpr,
         tma.async_copy_shared_to_global(c_desc, [m, n + p * PIECE], staging.index(WHO * (N // PIECE) + p))
 
 
-def _name(specialization):
-    """What a profile calls it, by who uses it, as in `product_fused`."""
-    return "mlp_product_backward"
-
-
-@gluon.jit(repr=_name)
-def product_pingpong(
+@gluon.jit
+def mlp_slope_product(
     a_desc,
     b_desc,
     c_desc,
@@ -215,7 +210,7 @@ def slope_product(a: Tensor, b: Tensor, kept: Tensor, *, tiles: Tiles = TILES) -
     kept (rows, columns), all contiguous and in bf16 or fp16."""
     c = torch.empty_like(kept)
     processors = torch.cuda.get_device_properties(a.device).multi_processor_count
-    product_pingpong[(processors,)](
+    mlp_slope_product[(processors,)](
         _blocks(a, tiles.m, tiles.k),
         _blocks(b, tiles.k, tiles.n),
         _blocks(c, tiles.m, PIECE.value),
