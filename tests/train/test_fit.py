@@ -52,6 +52,8 @@ def chosen(name: str, having: BackEnds, gib: float) -> str:
 
 def test_record_18_goes_down_by_what_a_rung_costs() -> None:
     assert [str(rung) for rung in ladder(preset("r18-softcap"), HOPPER)] == [
+        "micro-batches of 262,144 tokens",
+        "micro-batches of 131,072 tokens",
         "micro-batches of 65,536 tokens",
         "micro-batches of 65,536 tokens, recomputed blocks",
         "micro-batches of 65,536 tokens, recomputed blocks, a fused head in chunks of 2,048 tokens",
@@ -103,7 +105,8 @@ def test_what_the_user_states_is_on_every_rung() -> None:
 @pytest.mark.parametrize(
     ("having", "gib", "expected"),
     [
-        (HOPPER, 80, "micro-batches of 65,536 tokens"),
+        (HOPPER, 80, "micro-batches of 262,144 tokens"),
+        (HOPPER, 48, "micro-batches of 131,072 tokens"),
         (HOPPER, 24, "micro-batches of 65,536 tokens"),
         (HOPPER, 12, "micro-batches of 65,536 tokens, recomputed blocks"),
         (HOPPER, 8, "micro-batches of 65,536 tokens, recomputed blocks"),

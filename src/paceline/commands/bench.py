@@ -142,6 +142,7 @@ def _measure_here(arguments: StepArgs, folder: Path) -> dict[str, Any]:
     return {
         **figures_of_times(steps.config, times, peak_flops_per_s),
         **figures_of_profile(profile, steps.sizes()),
+        "micro_tokens": steps.config.batch.micro_tokens,
         "notes": list(steps.machine.notes),
     }
 

@@ -25,7 +25,7 @@ DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 FP32 = 4
 ATTENTION_CHUNK_TOKENS, DENSE_LIMIT_TOKENS = 512, 4_096
 """As in model/attention.py, which imports torch; a test holds them together, and those below."""
-FUSED_CHUNK_TOKENS = 8_192
+FUSED_CHUNK_TOKENS = 16_384
 """As in kernels/head_loss_fused.py."""
 CHUNK_LOGITS, MIN_CHUNK_TOKENS = 1 << 19, 256
 """As in kernels/head_loss.py."""

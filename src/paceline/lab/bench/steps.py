@@ -29,8 +29,9 @@ from paceline.lab.bench.trace import PHASE_RANGES, STEPS_RANGE, Profile, read_tr
 from paceline.metrics.memory import peak_bytes
 from paceline.metrics.meter import Meter
 from paceline.metrics.sinks import JsonlSink
-from paceline.train.assemble import assemble, inspect_machine
+from paceline.train.assemble import inspect_machine
 from paceline.train.config import RunConfig
+from paceline.train.fit import assemble_to_fit
 from paceline.train.loop import Trainer
 
 WARM_UP_STEPS = 5
@@ -54,6 +55,7 @@ class WindowTime:
 class StepTimes:
     windows: tuple[WindowTime, ...]
     peak_bytes: int | None
+    """Since the start: the allocator does not see what a replayed graph takes, only its recording."""
     card: CardSample
 
 
@@ -63,8 +65,8 @@ class Steps:
     def __init__(self, config: RunConfig, folder: Path) -> None:
         """`folder` is a temporary one: a Trainer has files, though nothing is written to them here."""
         resolved, machine = inspect_machine(config)
-        self.config, self.machine, self.device = resolved, machine, machine.device
-        parts = assemble(resolved, machine)
+        parts = assemble_to_fit(resolved, machine)
+        self.config, self.machine, self.device = parts.config, parts.machine, machine.device
         meter = Meter(free_steps=0, tokens_per_step=resolved.batch.tokens)
         log = JsonlSink(folder / "metrics.jsonl")
         self.trainer = Trainer(parts, RunFolder(folder), meter, log, log)
@@ -79,8 +81,6 @@ class Steps:
     def times(self, *, points: int, repeats: int) -> StepTimes:
         """`repeats` steps at each of at most `points` windows."""
         chosen = points_of(self.windows, points)
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
         self._take(chosen[0].step)  # so that the host is ahead when the clock starts
         marks = [mark(self.device)]
         with sample_card(self.device) as card:
