@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 TOKENS, WARPS = 16, 4
-"""Tokens of one program, which handles one head of them."""
+"""Tokens of one program, which works on one head of them at a time."""
 
 
 def heads_fused(
@@ -87,34 +87,37 @@ def heads_forward(
     EXTRA: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """One head of TOKENS rows: of NORMED queries and keys, normalised and turned in place, or of values, mixed."""
+    """TOKENS rows: the second program of them mixes the values, the first normalises and turns NORMED queries and keys
+    in place, one head after another by the same angles."""
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     row = tokens[:, None]
-    head = tl.program_id(1)
     column = tl.arange(0, HALF)[None, :]
     inside = (row < rows) & (column < HALF)
-    place = qkv_ptr + row * ((NORMED + KV_HEADS) * 2 * HALF) + head * (2 * HALF) + column
-    a = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-    b = tl.load(place + HALF, mask=inside, other=0.0).to(tl.float32)
-    if head < NORMED:
-        scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) * (1.0 / (2 * HALF)) + eps)
-        tl.store(scale_ptr + tokens * NORMED + head, scale, mask=tokens < rows)
+    place = qkv_ptr + row * ((NORMED + KV_HEADS) * 2 * HALF) + column
+    if tl.program_id(1) == 0:
         cos, sin = load_angles(cos_ptr, sin_ptr, row % sequence, column, inside, PAIRS)
-        turned_a = (a * cos + b * sin) * scale[:, None]
-        turned_b = (b * cos - a * sin) * scale[:, None]
-        tl.store(place, turned_a.to(qkv_ptr.dtype.element_ty), mask=inside)
-        tl.store(place + HALF, turned_b.to(qkv_ptr.dtype.element_ty), mask=inside)
+        for head in range(NORMED):
+            a = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+            b = tl.load(place + HALF, mask=inside, other=0.0).to(tl.float32)
+            scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) * (1.0 / (2 * HALF)) + eps)
+            tl.store(scale_ptr + tokens * NORMED + head, scale, mask=tokens < rows)
+            turned_a = (a * cos + b * sin) * scale[:, None]
+            turned_b = (b * cos - a * sin) * scale[:, None]
+            tl.store(place, turned_a.to(qkv_ptr.dtype.element_ty), mask=inside)
+            tl.store(place + HALF, turned_b.to(qkv_ptr.dtype.element_ty), mask=inside)
+            place += 2 * HALF
     else:
-        offset = row * (KV_HEADS * 2 * HALF) + (head - NORMED) * (2 * HALF) + column
         own = tl.load(mix_ptr).to(tl.float32)
-        a *= own
-        b *= own
+        share = own
         if EXTRA:
             share = tl.load(mix_ptr + 1).to(tl.float32)
-            a += share * tl.load(extra_ptr + offset, mask=inside, other=0.0).to(tl.float32)
-            b += share * tl.load(extra_ptr + offset + HALF, mask=inside, other=0.0).to(tl.float32)
-        tl.store(mixed_ptr + offset, a.to(mixed_ptr.dtype.element_ty), mask=inside)
-        tl.store(mixed_ptr + offset + HALF, b.to(mixed_ptr.dtype.element_ty), mask=inside)
+        place += NORMED * 2 * HALF
+        for half in range(2 * KV_HEADS):
+            offset = row * (KV_HEADS * 2 * HALF) + half * HALF + column
+            value = own * tl.load(place + half * HALF, mask=inside, other=0.0).to(tl.float32)
+            if EXTRA:
+                value += share * tl.load(extra_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+            tl.store(mixed_ptr + offset, value.to(mixed_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -214,8 +217,7 @@ def make(
     """The heads, and what the backward pass needs."""
     made, normed = made_shapes(x, heads, kv_heads, width, mixed=mix is not None), heads + kv_heads
     torch.mm(x, weight.T, out=made.qkv.flatten(1))
-    programs = normed if mix is None else normed + kv_heads  # values that are not mixed are left alone
-    heads_forward[(triton.cdiv(x.size(0), TOKENS), programs)](
+    heads_forward[(triton.cdiv(x.size(0), TOKENS), 1 if mix is None else 2)](
         made.qkv,
         made.norm if extra is None else extra,
         made.norm if mix is None else mix,
