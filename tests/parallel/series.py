@@ -175,7 +175,7 @@ def matrices(ranks: Ranks) -> dict[str, Any]:
 
     given = [torch.arange(n * r * c, dtype=torch.float32).view(n, r, c) for n, r, c in STACKS]
     with joined(ranks, CPU, {}, ParallelConfig()):
-        return {"stacks": list(share_over(ranks)(doubled, given)), "worked": sum(worked)}
+        return {"stacks": list(share_over(ranks)(doubled, given, [])), "worked": sum(worked)}
 
 
 def order_of_a_step(config: RunConfig, folder: Path, ranks: Ranks) -> list[str]:
