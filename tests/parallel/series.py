@@ -1,4 +1,4 @@
-"""What three or four processes do in one launch, since a launch costs seconds: every experiment of `test_series.py`.
+"""What four processes do in one launch, since a launch costs seconds: every experiment of `test_series.py`.
 
 Each is done by the first so many of them, which form a group of their own; the others go ahead. What they see goes into
 one file per experiment and rank, and the tests judge it."""
@@ -40,6 +40,7 @@ from paceline.train.assemble import assemble, inspect_machine
 from paceline.train.config import RunConfig
 from paceline.train.run import resume_run, start_run
 from paceline.train.step import accumulate_gradient
+from parallel import same_run
 from train.tiny import narrow_record, tiny_config
 
 STEPS = 10
@@ -210,6 +211,36 @@ def resumed(config: RunConfig, cut: Path, folder: Path, ranks: Ranks) -> dict[st
     return {"weights": weights_of(done.parts.model), "moments": moments}
 
 
+def fully_sharded(config: RunConfig) -> RunConfig:
+    return replace(config, parallel=replace(config.parallel, fully_shard=True))
+
+
+def batches_read(config: RunConfig, folder: Path, ranks: Ranks) -> Tensor:
+    """The tokens of every step of a run, (steps, sequences, length), as this rank has read them."""
+    tokens: list[Tensor] = []
+
+    def gradient(model: torch.nn.Module, batch: DeviceBatch, window: Tensor, **options: Any) -> Tensor:
+        tokens.append(batch.tokens.clone())
+        return accumulate_gradient(model, batch, window, **options)
+
+    with patch.object(loop, "accumulate_gradient", gradient):
+        start_run(config, RunFolder(folder), preset=config, ranks=ranks)
+    return torch.stack(tokens)
+
+
+def kept_in_shards(config: RunConfig, folder: Path, ranks: Ranks, cut: Path | None = None) -> dict[str, int]:
+    """A run of shards, from its start or on from where others have cut one; elements of weights and slots that this
+    rank has kept at its end."""
+    if cut is None:
+        parts = start_run(config, RunFolder(folder), preset=config, ranks=ranks).parts
+    else:
+        if ranks.first:
+            shutil.copytree(cut, folder)
+        parts = resume_run(config, RunFolder(folder), ranks).parts
+    own = {name: parts.tables.own(weight, weight).numel() for name, weight in parts.model.named_parameters()}
+    return own | {name: slot.kept().numel() for name, slot in parts.optimizer._slots().items()}
+
+
 def votes(ranks: Ranks) -> list[bool]:
     """The last rank wishes at its second call."""
     with joined(ranks, CPU, {}, ParallelConfig()):
@@ -224,7 +255,7 @@ def fresh_corner(ranks: Ranks, name: str) -> Any:
 
 
 def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Callable[[Ranks], Any]]]:
-    """Name to the number of ranks and what they do."""
+    """Name to the number of ranks and what they do; what is tried for every number of ranks, up to the `largest`."""
     plain, whole = base(data), base(data, micro_tokens=None)
     found: dict[str, tuple[int, Callable[[Ranks], Any]]] = {}
 
@@ -252,6 +283,22 @@ def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Cal
     run("cut-3", 3, replace(sharded, train=replace(whole.train, stop_after=5)))
     for world in range(1, largest + 1):
         found[f"resumed-{world}"] = world, partial(resumed, sharded, out / "cut-3", out / f"resumed-{world}")
+    shards = fully_sharded(plain)
+    for name, world, config in (("residual", 2, residual), ("padded", 2, padded), ("clipped", 2, clipped)):
+        found[f"{name}-shards"] = world, partial(kept_in_shards, fully_sharded(config), out / f"{name}-shards")
+    bf16_tables = replace(narrow_record("r18-softcap", data, steps=2), train=replace(plain.train, recompute=True))
+    run("bf16-tables", 2, bf16_tables)
+    found["bf16-tables-shards"] = 2, partial(kept_in_shards, fully_sharded(bf16_tables), out / "bf16-tables-shards")
+    cut = replace(shards, train=replace(plain.train, stop_after=5))
+    found["cut-shards"] = 3, partial(kept_in_shards, cut, out / "cut-shards")
+    found["one-after-shards"] = 1, partial(resumed, plain, out / "cut-shards", out / "one-after-shards")
+    found["two-shards-after-three"] = (
+        2,
+        partial(kept_in_shards, shards, out / "two-shards-after-three", cut=out / "cut-shards"),
+    )
+    for way in same_run.SAMPLE if largest < 4 else same_run.ALL:
+        name, config = same_run.name_of(way), same_run.config_of(data, way)
+        found[name] = way[1], partial(batches_read, config, out / name)
     found["order"] = 2, partial(order_of_a_step, sharded, out / "order")
     found["stopped"] = 2, lambda ranks: stopped_and_resumed(plain, out / "stopped", ranks)
     found["votes"] = 3, votes
@@ -260,12 +307,12 @@ def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Cal
     return found
 
 
-def main(data: Path, out: Path) -> None:
+def main(data: Path, out: Path, largest: int) -> None:
     faulthandler.dump_traceback_later(HANGS_S, exit=True)
     code_digest()  # now, and kept: someone may be editing while this runs
     gc.freeze()  # what was imported stays: the collections at each run's end need not look at it
     me = ranks_from_environment()
-    for name, (world, experiment) in experiments(data, out, me.world).items():
+    for name, (world, experiment) in experiments(data, out, largest).items():
         if me.rank < world:
             ranks = Ranks(rank=me.rank, world=world, local_rank=me.rank)
             with fresh_corner(ranks, name):
@@ -274,4 +321,4 @@ def main(data: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -116,3 +116,11 @@ def test_record_18_on_eight_ranks() -> None:
     """44 square matrices and 12 each of the MLP's: as equal as 68 can be."""
     sizes = [[share.stop - share.start for share in shares] for shares in deal([44, 12, 12], 8)]
     assert sizes == [[6, 6, 6, 6, 5, 5, 5, 5], [1, 1, 1, 1, 2, 2, 2, 2], [2, 2, 2, 2, 1, 1, 1, 1]]
+
+
+@given(rows=integers(1, 70), world=integers(1, 9))
+def test_rows_are_dealt_as_torch_deals_shards(rows: int, world: int) -> None:
+    whole = torch.arange(rows)
+    chunks = [chunk.tolist() for chunk in whole.chunk(world)]  # ranks beyond these keep none
+    dealt = [whole[rows_of(rank, world, rows)].tolist() for rank in range(world)]
+    assert dealt == chunks + [[]] * (world - len(chunks))

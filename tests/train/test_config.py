@@ -8,6 +8,7 @@ import pytest
 from paceline.core.errors import ConfigError
 from paceline.metrics.config import MetricsConfig
 from paceline.optim.config import AdamConfig, MuonConfig
+from paceline.recipes.presets import preset
 from paceline.train.config import TrainConfig
 
 
@@ -32,3 +33,10 @@ from paceline.train.config import TrainConfig
 def test_a_setting_that_cannot_work_is_refused_with_its_flag(config: object, field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=field.replace("_", "-")):
         replace(config, **{field: value})  # type: ignore[type-var]
+
+
+def test_instruments_and_shards_exclude_each_other() -> None:
+    demo = preset("demo")
+    sharded = replace(demo, parallel=replace(demo.parallel, fully_shard=True))
+    with pytest.raises(ConfigError, match=r"--metrics\.instruments .* --parallel\.fully-shard"):
+        replace(sharded, metrics=replace(demo.metrics, instruments=True))

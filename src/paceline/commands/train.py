@@ -115,7 +115,7 @@ def _conclude(folder: RunFolder, done: "Finished", *, finish: bool) -> None:
 
     card = done.card
     if finish and card.finished and done.parts.tokenizer is not None:
-        card = replace(card, sample=_sample(done, done.parts.tokenizer))
+        card = replace(card, sample=_sample(folder, done, done.parts.tokenizer))
         write_card(folder.path, card)
         print(f"\n{card.sample}\n")
     loss = "" if card.val_loss is None else f", validation loss {card.val_loss:.4f}"
@@ -128,11 +128,16 @@ def _conclude(folder: RunFolder, done: "Finished", *, finish: bool) -> None:
         _report(folder)
 
 
-def _sample(done: "Finished", tokenizer: "Tokenizer") -> str:
+def _sample(folder: RunFolder, done: "Finished", tokenizer: "Tokenizer") -> str:
     from paceline.evaluate.generate import sample_text
+    from paceline.evaluate.load import load_run
 
-    window = done.parts.config.model.window.tokens_at(1, 1)
-    return sample_text(done.parts.model, tokenizer, "", SamplingConfig(), window=window, new_tokens=SAMPLE_TOKENS)
+    parts = done.parts
+    model = parts.model
+    if parts.tables.passes_together:  # this rank alone has no whole model
+        model = load_run(str(folder.path), device=parts.config.train.device).model
+    window = parts.config.model.window.tokens_at(1, 1)
+    return sample_text(model, tokenizer, "", SamplingConfig(), window=window, new_tokens=SAMPLE_TOKENS)
 
 
 def _report(folder: RunFolder) -> None:

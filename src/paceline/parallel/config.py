@@ -19,6 +19,11 @@ class ParallelConfig:
     all gather the rest. To the bit the same run, and checkpoints are the same files for any number of ranks. Saves the
     moments' memory but for one share (record 18 on eight ranks: 0.8 GB each). Costs a gather of the tables a step, and
     to save a checkpoint every rank takes part and holds one whole moment of one table at a time."""
+    fully_shard: bool = False
+    """Each rank keeps its share of the rows of all weights, gradients and optimizer state, Muon's too, and blocks are
+    gathered as they are needed: for models that outgrow one device. The same run up to rounding, and the same
+    checkpoints, which any number of ranks resumes with or without it. Takes the place of `shard_adam`. Costs two
+    gathers of all weights a micro-batch."""
     timeout_s: float = 1800.0
     """Seconds that a rank waits for the others before it gives up. Saving and compiling must fit in."""
     start_timeout_s: float = 300.0

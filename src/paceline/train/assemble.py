@@ -6,7 +6,7 @@ What the machine cannot do is settled here, once, and said: the resolved config 
 import copy
 import os
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,6 @@ from paceline.model.gpt import GPT, run_plainly
 from paceline.model.loss import head_loss, head_loss_named
 from paceline.optim.optimizer import Optimizer
 from paceline.parallel.gradients import leave_out_unreached
-from paceline.parallel.matrices import share_over
 from paceline.parallel.ranks import ALONE, Ranks
 from paceline.parallel.share import share_of_batch
 from paceline.parallel.tables import SharedTables
@@ -31,6 +30,9 @@ from paceline.train.back_ends import BackEnds, choose_back_ends
 from paceline.train.config import RunConfig
 from paceline.train.ladder import Fit
 from paceline.train.recompute import run_recomputed
+
+if TYPE_CHECKING:
+    from paceline.parallel.shards import Shards
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ class Parts:
     """The model, compiled if asked for: (tokens, targets, window) -> losses or total. No other rank is involved."""
     optimizer: Optimizer
     ranks: Ranks
-    tables: SharedTables
-    """The embeddings and the head, which ranks exchange apart from the rest."""
+    tables: "SharedTables | Shards"
+    """The embeddings and the head, which ranks exchange apart from the rest; or all of a model that is sharded."""
     fit: Fit | None = None
     """How a step is cut to fit into memory; None: as the config says, nobody asked."""
 
@@ -73,6 +75,11 @@ def inspect_machine(config: RunConfig, ranks: Ranks = ALONE) -> tuple[RunConfig,
     lacks = []
     if config.train.compile and not (verdict := compiler(device.name)).usable:
         lacks.append(f"not compiled, hence slower: {verdict.reason}")
+        config = replace(config, train=replace(config.train, compile=False))
+    if config.train.compile and config.parallel.fully_shard and ranks.world > 1:
+        lacks.append(
+            "not compiled, hence slower: --parallel.fully-shard gathers weights between blocks, not in a graph"
+        )
         config = replace(config, train=replace(config.train, compile=False))
     wanted = config.model.precision.compute
     products = choose_products(wanted, device.name)
@@ -118,26 +125,36 @@ def assemble(config: RunConfig, machine: Machine, ranks: Ranks = ALONE) -> Parts
         feed_forward=feed_forward_named(machine.back_ends.mlp.name),
         run_block=run_recomputed if config.train.recompute else run_plainly,
     )
-    model.to(machine.device)  # before the optimizer, whose slots follow the parameters
-    classes = model.parameter_classes()
-    large = [*classes["embeddings"].values(), *classes["head"].values()]
-    tables = SharedTables(large, ranks, sharded=config.parallel.shard_adam)
+    tables = _place(model, config, machine, ranks)  # before the optimizer, whose slots follow the parameters
     optimizer = Optimizer(
-        classes,
+        model.parameter_classes(),
         config.optim,
         parts=model.fused_parts(),
         bf16_products=machine.bf16,
         compiled=config.train.compile,
         fused=machine.back_ends.muon.name == "fused",
-        share_work=share_over(ranks),
+        share_work=tables.share_work(),
         tables=tables,
     )
-    if ranks.world > 1:
+    if ranks.world > 1 and not tables.passes_together:
         leave_out_unreached(model.parameters(), _trial_loss(model, config))  # before code is compiled for them
     forward: nn.Module = model
     if config.train.compile:
         forward = cast(nn.Module, torch.compile(model, fullgraph=True, dynamic=False))
     return Parts(config, machine, data, tokenizer, model, forward, optimizer, ranks, tables)
+
+
+def _place(model: GPT, config: RunConfig, machine: Machine, ranks: Ranks) -> "SharedTables | Shards":
+    """The model on its device, whole or by this rank's rows, and what of it ranks exchange apart from the rest."""
+    if config.parallel.fully_shard and ranks.world > 1:
+        from paceline.parallel.shards import Shards, shard_  # here: it takes 0.7 s, for which others need not wait
+
+        shard_(model, machine.device)
+        return Shards(model, ranks)
+    model.to(machine.device)
+    classes = model.parameter_classes()
+    large = [*classes["embeddings"].values(), *classes["head"].values()]
+    return SharedTables(large, ranks, sharded=config.parallel.shard_adam)
 
 
 def _trial_loss(model: GPT, config: RunConfig) -> Tensor:

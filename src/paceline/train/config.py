@@ -104,9 +104,17 @@ class RunConfig:
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"--seed {self.seed} is outside [0, 2^63)")
         self._check_lengths()
+        self._check_instruments()
         if self.data.end_of_text >= self.model.vocab_size:
             raise ConfigError(
                 f"--data.end-of-text {self.data.end_of_text} is not below --model.vocab-size {self.model.vocab_size}"
+            )
+
+    def _check_instruments(self) -> None:
+        if self.metrics.instruments and self.parallel.fully_shard:
+            raise ConfigError(
+                "--metrics.instruments looks at whole gradients of every micro-batch, which --parallel.fully-shard "
+                "leaves on no rank; use one of the two"
             )
 
     def _check_lengths(self) -> None:

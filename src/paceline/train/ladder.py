@@ -121,6 +121,7 @@ def foretold(config: RunConfig, back_ends: BackEnds, rung: Rung, world: int = 1)
         compiled=config.train.compile,
         recompute=rung.recompute,
         gradient_copies=2 if world > 1 and not config.parallel.bucket_views else 1,
+        shards=world if config.parallel.fully_shard else 1,
     )
     share = replace(share_of_batch(config.batch, world), micro_tokens=rung.micro_tokens)
     return step_memory(config.model, config.optim, share, how)

@@ -5,6 +5,7 @@ weights, the optimizer's slots and a number.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,14 +17,14 @@ from torch import Tensor
 from paceline.checkpoint import store
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.core.schema import to_dict
-from paceline.data.batches import Batch, Cursor, batches, validation_batches
+from paceline.data.batches import Batch, Cursor, batches, validation_batches, validation_windows
 from paceline.data.feed import DeviceBatch, feed
 from paceline.evaluate.validation import validate
 from paceline.metrics.meter import Meter
 from paceline.metrics.records import EvalRecord, StepRecord
 from paceline.metrics.sinks import JsonlSink, Sink
 from paceline.optim.schedules import cooldown_steps_of, lr_scale, muon_momentum
-from paceline.parallel.gradients import replicate, zero_in_place_
+from paceline.parallel.gradients import Replica, replicate, zero_in_place_
 from paceline.parallel.ranks import Vote
 from paceline.parallel.share import share_of_batch
 from paceline.train.assemble import Parts
@@ -113,6 +114,7 @@ class Trainer:
                 token_bytes,
                 self.ranks,
                 device=self.parts.machine.device,
+                passes=self._validation_passes(),
             )
             extra = self._mask_facts()
         record = EvalRecord(
@@ -140,6 +142,16 @@ class Trainer:
             world=r.world,
         )
 
+    def _validation_passes(self) -> int:
+        """Forward passes that every rank must make, also one with fewer sequences, where none can make one alone. 0: as
+        many as it has batches."""
+        if not self.parts.tables.passes_together:
+            return 0
+        b, e = self.config.batch, self.config.evaluate
+        windows = validation_windows(self.parts.data.val, b.sequence_tokens, e.tokens)
+        most = math.ceil(len(windows) / self.ranks.world)
+        return math.ceil(most / self.share.micro_sequences)
+
     def _mask_facts(self) -> dict[str, float]:
         """What the mask of the first validation batch looks like at this window."""
         b, e = self.config.batch, self.config.evaluate
@@ -152,7 +164,9 @@ class Trainer:
         """Leave a checkpoint, if this rank writes; the others wait for it at their next exchange."""
         with self.meter.paused():
             self.recorder.flush()
-            optimizer = self.parts.optimizer.state_dict(wanted=self.log is not None)  # with all ranks' help
+            writes = self.log is not None
+            model = self.parts.tables.whole_weights(self.parts.model, wanted=writes)  # both with all ranks' help
+            optimizer = self.parts.optimizer.state_dict(wanted=writes)
             if self.log is None:
                 return
             state = {
@@ -160,7 +174,6 @@ class Trainer:
                 "metrics_bytes": self.log.position(),
                 "clocks": to_dict(self.meter.state()),
             }
-            model = {name: parameter.data for name, parameter in self.parts.model.named_parameters()}
             checkpoint = store.Checkpoint(step, model, optimizer, state)
             store.save(self.folder, checkpoint, keep=self.config.checkpoint.keep)
 
@@ -186,7 +199,7 @@ class Trainer:
         return values
 
     def _forget_gradients(self) -> None:
-        views = self.ranks.world > 1 and self.config.parallel.bucket_views
+        views = isinstance(self.replica, Replica) and self.config.parallel.bucket_views
         if views and self.share.sequences > self.share.micro_sequences:
             zero_in_place_(self.parts.model.parameters())
         else:  # None: the first micro-batch writes its gradient and need not add it

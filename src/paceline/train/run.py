@@ -85,7 +85,7 @@ def _facts(config: RunConfig) -> dict[str, str]:
 def _go_on(parts: Parts, folder: RunFolder, checkpoint: Path, passed_over: list[str]) -> Finished:
     """Fill `parts` from a checkpoint and train on."""
     saved = store.load(checkpoint)
-    parts.model.load_state_dict(saved.model)
+    parts.tables.load_weights(parts.model, saved.model)
     parts.optimizer.load_state_dict(saved.optimizer)
     notes = [*(f"passed over {reason}" for reason in passed_over), f"resumed from {checkpoint.name}"]
     for note in notes if parts.ranks.first else ():

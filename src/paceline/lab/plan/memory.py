@@ -28,7 +28,8 @@ def memory(at: Setting) -> Memory:
     """Of a step. Shared moments of Adam are held by each rank for its rows only."""
     config, ranks = at.config, at.cluster.gpus
     whole = step_memory(config.model, config.optim, share_of_batch(config.batch, ranks), _execution(at))
-    elsewhere = 2 * table_bytes(config.model) * (ranks - 1) // ranks if config.parallel.shard_adam else 0
+    shared = config.parallel.shard_adam and not config.parallel.fully_shard
+    elsewhere = 2 * table_bytes(config.model) * (ranks - 1) // ranks if shared else 0
     return replace(whole, slots=whole.slots - elsewhere)
 
 
@@ -47,6 +48,7 @@ def _execution(at: Setting) -> Execution:
         recompute=config.train.recompute,
         head_chunk_tokens=config.head.chunk_tokens,
         gradient_copies=2 if at.cluster.gpus > 1 and not config.parallel.bucket_views else 1,
+        shards=at.cluster.gpus if config.parallel.fully_shard else 1,
     )
     if at.profile == "fast":
         mlp = "fused" if config.model.activation == "relu2" else "reference"
@@ -74,17 +76,18 @@ def remedy(at: Setting) -> str:
 
 
 def _remedies(at: Setting) -> Iterator[tuple[str, Setting]]:
-    """(flags, the run with them): smaller micro-batches, shared moments, a head in chunks, recomputation, and these
-    together."""
-    saved, flags = at, ""
+    """(flags, the run with them): smaller micro-batches, shared moments, a head in chunks, recomputation, shards of
+    everything, and these together."""
     for tokens in _smaller_micro_batches(at):
         yield f"--batch.micro-tokens {tokens}", _with_micro_tokens(at, tokens)
-    for flag, change in _savings(at):
-        saved, flags = replace(saved, config=change(saved.config)), f"{flags} {flag}".strip()
-        yield flag, replace(at, config=change(at.config))
-        yield flags, saved
-    for tokens in _smaller_micro_batches(at):
-        yield f"{flags} --batch.micro-tokens {tokens}", _with_micro_tokens(saved, tokens)
+    for savings in _savings(at):
+        saved, flags = at, ""
+        for flag, change in savings:
+            saved, flags = replace(saved, config=change(saved.config)), f"{flags} {flag}".strip()
+            yield flag, replace(at, config=change(at.config))
+            yield flags, saved
+        for tokens in _smaller_micro_batches(at):
+            yield f"{flags} --batch.micro-tokens {tokens}", _with_micro_tokens(saved, tokens)
 
 
 def _smaller_micro_batches(at: Setting) -> list[int]:
@@ -93,16 +96,18 @@ def _smaller_micro_batches(at: Setting) -> list[int]:
     return [n * length for n in range(now - 1, 0, -1) if sequences % n == 0]
 
 
-def _savings(at: Setting) -> list[tuple[str, Callable[[RunConfig], RunConfig]]]:
-    """(flag, what it does to a config), in the order of their price."""
-    sharded = ("--parallel.shard-adam", lambda c: replace(c, parallel=replace(c.parallel, shard_adam=True)))
-    chunked = ("--head.backend chunked", lambda c: replace(c, head=replace(c.head, backend="chunked")))
-    recomputed = ("--train.recompute", lambda c: replace(c, train=replace(c.train, recompute=True)))
-    return [
-        *([sharded] if at.cluster.gpus > 1 else []),
-        *([chunked] if at.profile == "reference" else []),
-        recomputed,
-    ]
+Saving = tuple[str, Callable[[RunConfig], RunConfig]]
+"""A flag and what it does to a config."""
+
+
+def _savings(at: Setting) -> list[list[Saving]]:
+    """Those that go together, in the order of their price; shards of everything take the place of shared moments."""
+    moments: Saving = "--parallel.shard-adam", lambda c: replace(c, parallel=replace(c.parallel, shard_adam=True))
+    everything: Saving = "--parallel.fully-shard", lambda c: replace(c, parallel=replace(c.parallel, fully_shard=True))
+    chunked: Saving = "--head.backend chunked", lambda c: replace(c, head=replace(c.head, backend="chunked"))
+    recomputed: Saving = "--train.recompute", lambda c: replace(c, train=replace(c.train, recompute=True))
+    alone = [*([chunked] if at.profile == "reference" else []), recomputed]
+    return [alone] if at.cluster.gpus == 1 else [[moments, *alone], [everything, *alone]]
 
 
 def _with_micro_tokens(at: Setting, tokens: int) -> Setting:

@@ -18,7 +18,7 @@ BUCKET_BYTES = 25 * 2**20
 HOP_S = 5e-6
 """Latency of one hop; an exchange takes two for each doubling of the ranks."""
 EXPOSED_UNCOMPILED = 0.3
-"""Share of the exchange of gradients that outlasts an uncompiled backward pass."""
+"""Share of an exchange beside uncompiled passes, of gradients or of the weights' shards, that outlasts them."""
 EXPOSED_BESIDE_MUON = 0.5
 """Share of an exchange that outlasts the work on Muon's matrices beside it. Not measured."""
 
@@ -34,6 +34,26 @@ class Exchange:
 
 
 def exchanges(at: Setting) -> list[Exchange]:
+    if at.cluster.gpus == 1:
+        return []
+    return _of_shards(at) if at.config.parallel.fully_shard else _of_replicas(at)
+
+
+def _of_shards(at: Setting) -> list[Exchange]:
+    """Every micro-batch gathers blocks twice and tables once; gradients are dealt out once, and the rows of Muon's
+    matrices go to one rank each and come back."""
+    m, muon, times = at.config.model, at.config.optim, at.tokens // at.micro_tokens
+    found = [
+        Exchange(times * (2 * matrix_bytes(m) + table_bytes(m)), 1, EXPOSED_UNCOMPILED),
+        Exchange(matrix_bytes(m) + table_bytes(m), 1, EXPOSED_UNCOMPILED),
+    ]
+    if muon.matrices == "muon":
+        results = BYTES[muon.muon.ns_dtype] * block_matrix_weights(m)
+        found.append(Exchange((matrix_bytes(m) + results) // at.cluster.gpus, 1, EXPOSED_BESIDE_MUON))
+    return found
+
+
+def _of_replicas(at: Setting) -> list[Exchange]:
     m, muon = at.config.model, at.config.optim.matrices == "muon"
     after_backward = 1.0 if at.config.train.compile else EXPOSED_UNCOMPILED
     beside_muon = EXPOSED_BESIDE_MUON if at.profile == "fast" and muon else after_backward
@@ -43,7 +63,7 @@ def exchanges(at: Setting) -> list[Exchange]:
         found.append(Exchange(results, 1, EXPOSED_BESIDE_MUON))
     if at.config.parallel.shard_adam:
         found.append(Exchange(table_bytes(m), 1, EXPOSED_BESIDE_MUON))
-    return found if at.cluster.gpus > 1 else []
+    return found
 
 
 def sent_bytes(at: Setting) -> float:

@@ -22,7 +22,7 @@ START_S = {True: 110.0, False: 10.0}
 """Launch to step 10 with an empty compile cache, measured on one H200; and for a run that does not compile."""
 FORWARD_SHARE = 1 / 3
 """Of a step's computation: a validation has no backward pass."""
-MEMORY_PARTS = ("weights", "slots", "gradients", "activations", "head_kept", "head", "block", "update")
+MEMORY_PARTS = ("weights", "gathered", "slots", "gradients", "activations", "head_kept", "head", "block", "update")
 MEASURED_ON: dict[Profile, tuple[str, ...]] = {"reference": ("h100", "h200"), "fast": ("h200",)}
 MEASURED_WIDTHS = (384, 1536)
 """Half and twice the width of the models that were measured."""
