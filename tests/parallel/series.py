@@ -211,6 +211,20 @@ def resumed(config: RunConfig, cut: Path, folder: Path, ranks: Ranks) -> dict[st
     return {"weights": weights_of(done.parts.model), "moments": moments}
 
 
+def in_slices(data: Path, parts: int, **train: Any) -> RunConfig:
+    """Sequences of four blocks, under windows that grow from one block to three, split over so many ranks."""
+    config = replace(base(data), steps=4)
+    window = replace(config.model.window, start_tokens=128, growth_tokens=3 * 128)
+    return replace(
+        config,
+        model=replace(config.model, window=window),
+        batch=replace(config.batch, tokens=4 * 512, sequence_tokens=512, micro_tokens=2 * 512),
+        evaluate=replace(config.evaluate, every=None, tokens=3 * 512),
+        train=replace(config.train, **train),
+        parallel=replace(config.parallel, split_sequence=parts),
+    )
+
+
 def fully_sharded(config: RunConfig) -> RunConfig:
     return replace(config, parallel=replace(config.parallel, fully_shard=True))
 
@@ -296,6 +310,14 @@ def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Cal
         2,
         partial(kept_in_shards, shards, out / "two-shards-after-three", cut=out / "cut-shards"),
     )
+    for name, world, config in (
+        ("slices-1", 1, in_slices(data, 1)),
+        ("slices-2", 2, in_slices(data, 2)),
+        ("slices-4", 4, in_slices(data, 4)),
+        ("slices-2x2", 4, in_slices(data, 2, recompute=True)),
+        ("slices-2x2-shards", 4, fully_sharded(in_slices(data, 2))),
+    ):
+        found[name] = world, partial(batches_read, config, out / name)
     for way in same_run.SAMPLE if largest < 4 else same_run.ALL:
         name, config = same_run.name_of(way), same_run.config_of(data, way)
         found[name] = way[1], partial(batches_read, config, out / name)

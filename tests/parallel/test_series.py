@@ -260,6 +260,26 @@ def test_a_checkpoint_of_shards_is_resumed_by_any_ranks_with_or_without_shards(s
         assert distance(weights(series.folder / name), weights(series.folder / "whole-1")) < 2e-5
 
 
+# ---- one sequence over several ranks
+
+
+def test_ranks_of_one_sequence_read_its_slices(series: Series) -> None:
+    (alone,) = series.seen("slices-1")
+    assert torch.equal(torch.cat(series.seen("slices-4"), dim=2), alone)
+    rows = [torch.cat(series.seen("slices-2x2")[first : first + 2], dim=2) for first in (0, 2)]
+    assert torch.equal(torch.cat(rows, dim=1), alone)
+
+
+@pytest.mark.parametrize("name", ["slices-2", "slices-4", "slices-2x2", "slices-2x2-shards"])
+def test_a_split_sequence_makes_the_same_run(series: Series, name: str) -> None:
+    """Its window reaches over up to three slices; documents go on across them; also with recomputed blocks and with
+    everything in shards."""
+    expected = series.records("slices-1")[1][-1].val_loss
+    assert series.losses(name) == pytest.approx(series.losses("slices-1"), rel=2e-6)
+    assert series.records(name)[1][-1].val_loss == pytest.approx(expected, rel=2e-6)
+    assert distance(weights(series.folder / name), weights(series.folder / "slices-1")) < 2e-5
+
+
 # ---- stopping, and the files
 
 

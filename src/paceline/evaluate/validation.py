@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.data.batches import Batch
+from paceline.data.corpus import IGNORED_TARGET, Batch
 from paceline.parallel.ranks import ALONE, Ranks
 
 CPU = torch.device("cpu")
@@ -35,23 +35,18 @@ def validate(
     ranks: Ranks = ALONE,
     *,
     device: torch.device = CPU,
-    passes: int = 0,
 ) -> Validation:
     """`batches` are this rank's, `token_bytes` the length in bytes of each token id. Sums are kept in fp64 on the
-    device, which is the model's; one wait at the end. A rank with fewer batches than `passes` makes the rest of them
-    for the others' sake, on a token that does not count."""
+    device, which is the model's; one wait at the end."""
     total = torch.zeros((), dtype=torch.float64, device=device)
     tokens, text_bytes = 0, 0.0 if token_bytes is not None else math.nan  # nan: unknown on one rank is unknown
-    made = 0
-    for made, batch in enumerate(batches, start=1):  # noqa: B007
+    for batch in batches:
         inputs = torch.from_numpy(batch.tokens).to(device)
         targets = torch.from_numpy(batch.targets).to(device)
         total += forward(inputs, targets, window).sum(dtype=torch.float64)
-        tokens += batch.targets.size
-        text_bytes += 0 if token_bytes is None else int(token_bytes[batch.targets].sum())
-    for _ in range(made, passes):
-        nothing = torch.zeros(1, 1, dtype=torch.int64, device=device)
-        forward(nothing.int(), nothing, window)
+        counted = batch.targets[batch.targets != IGNORED_TARGET]
+        tokens += counted.size
+        text_bytes += 0 if token_bytes is None else int(token_bytes[counted].sum())
     counts = torch.tensor([tokens, text_bytes], dtype=torch.float64, device=device)
     nats, all_tokens, all_bytes = ranks.sum_(torch.cat([total[None], counts])).tolist()
     bits = nats / math.log(2) / all_bytes if all_bytes > 0 else None

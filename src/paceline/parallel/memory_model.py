@@ -47,6 +47,8 @@ class Execution:
     """Of each gradient: 2 where ranks exchange copies instead of views."""
     shards: int = 1
     """Ranks that each keep a share of weights, gradients and slots."""
+    halo_tokens: int = 0
+    """Tokens that attention fetches to the left of each sequence, if that is a slice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +124,12 @@ def step_memory(model: ModelConfig, optim: OptimConfig, share: BatchConfig, how:
     )
 
 
+def halo_tokens(model: ModelConfig, batch: BatchConfig, parts: int) -> int:
+    """Of the last of so many slices of a sequence, which has the longest halo."""
+    before = batch.sequence_tokens * (parts - 1) // parts
+    return min(before, round_up(model.window.widest_tokens, BLOCK_TOKENS))
+
+
 def _weights(model: ModelConfig) -> int:
     tables, rest, scalars = _by_class(model)
     return tables + rest + scalars
@@ -178,7 +186,8 @@ def _kept_per_token(model: ModelConfig, share: BatchConfig, how: Execution) -> l
     """For each block the bytes of one token that its backward pass needs."""
     mlp = _norm(model, how) + _mlp(model, how)
     mixed = _stream(model) if model.x0_mix and not (how.compiled and how.heads != "fused") else 0  # before mixing
-    attention = _norm(model, how) + _heads(model, how) + _attention(model, share, how)
+    with_halo = 1 + how.halo_tokens / share.sequence_tokens
+    attention = _norm(model, how) + _heads(model, how) + with_halo * _attention(model, share, how)
     return [mixed + mlp + (0 if layer in model.attentionless else attention) for layer in range(model.num_layers)]
 
 

@@ -24,7 +24,8 @@ from paceline.model.loss import head_loss, head_loss_named
 from paceline.optim.optimizer import Optimizer
 from paceline.parallel.gradients import leave_out_unreached
 from paceline.parallel.ranks import ALONE, Ranks
-from paceline.parallel.share import share_of_batch
+from paceline.parallel.sequence import split_plan
+from paceline.parallel.share import place_of, share_of_batch
 from paceline.parallel.tables import SharedTables
 from paceline.train.back_ends import BackEnds, choose_back_ends
 from paceline.train.config import RunConfig
@@ -69,24 +70,23 @@ class Parts:
 
 def inspect_machine(config: RunConfig, ranks: Ranks = ALONE) -> tuple[RunConfig, Machine]:
     """The config as this machine can carry it out, and the machine. Nothing is allocated."""
-    share = share_of_batch(config.batch, ranks.world)
+    share = share_of_batch(config.batch, ranks.world, config.parallel.split_sequence)
     device = choose_device(config.train.device)
     own_device = _device_of_rank(device, ranks)  # before the probes, which ask the current GPU
     lacks = []
     if config.train.compile and not (verdict := compiler(device.name)).usable:
         lacks.append(f"not compiled, hence slower: {verdict.reason}")
         config = replace(config, train=replace(config.train, compile=False))
-    if config.train.compile and config.parallel.fully_shard and ranks.world > 1:
-        lacks.append(
-            "not compiled, hence slower: --parallel.fully-shard gathers weights between blocks, not in a graph"
-        )
+    if config.train.compile and ranks.world > 1 and (flag := config.parallel.talks_inside):
+        lacks.append(f"not compiled, hence slower: under {flag} ranks talk inside a pass, which one graph cannot hold")
         config = replace(config, train=replace(config.train, compile=False))
     wanted = config.model.precision.compute
     products = choose_products(wanted, device.name)
     back_ends = choose_back_ends(config, device.name, products.name)
     notes = [f"{what} {choice.name}: {choice.reason}" for what, choice in {"device": device, **vars(back_ends)}.items()]
     if ranks.world > 1:
-        notes.append(f"{ranks.world} ranks: each takes {share.tokens:,} tokens of a step")
+        slices = "" if (parts := config.parallel.split_sequence) == 1 else f", 1/{parts} of each of its sequences"
+        notes.append(f"{ranks.world} ranks: each takes {share.tokens:,} tokens of a step{slices}")
     if products.name != wanted:
         note = f"products in {products.name} instead of {wanted}: {products.reason}"
         (lacks if device.name == "cuda" else notes).append(note)  # on a CPU that is the rule
@@ -115,15 +115,18 @@ def assemble(config: RunConfig, machine: Machine, ranks: Ranks = ALONE) -> Parts
         check_one_pass(data.train, config.data, config.batch, config.steps)
     tokenizer, machine = _tokenizer(data, machine)
     set_global_switches(config)  # before the first allocation, which fixes the allocator's settings
+    place = place_of(ranks.rank, ranks.world, config.parallel.split_sequence)
+    plan = plan_named(machine.back_ends.attention.name)
     model = GPT(
         config.model,
         end_of_text=config.data.end_of_text,
         seed=config.seed,
-        plan=plan_named(machine.back_ends.attention.name),
+        plan=plan if place.parts == 1 else split_plan(plan, place, ranks, config.parallel),
         loss=head_loss_named(machine.back_ends.head.name, config.head.chunk_tokens),
         make_heads=make_heads_named(machine.back_ends.heads.name),
         feed_forward=feed_forward_named(machine.back_ends.mlp.name),
         run_block=run_recomputed if config.train.recompute else run_plainly,
+        first_position=place.part * config.batch.sequence_tokens // place.parts,
     )
     tables = _place(model, config, machine, ranks)  # before the optimizer, whose slots follow the parameters
     optimizer = Optimizer(

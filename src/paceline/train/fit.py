@@ -174,9 +174,10 @@ def _passes(parts: Parts) -> bool:
 
 def trial(parts: Parts) -> None:
     """The gradient of two micro-batches, the second beside what the first leaves, as in a step. Changes no weight."""
-    share, device = share_of_batch(parts.config.batch, parts.ranks.world), parts.machine.device
+    config, device = parts.config, parts.machine.device
+    share = share_of_batch(config.batch, parts.ranks.world, config.parallel.split_sequence)
     sequences = min(2 * share.micro_sequences, share.sequences)
-    ids = torch.arange(sequences * share.sequence_tokens, device=device) % parts.config.model.vocab_size
+    ids = torch.arange(sequences * share.sequence_tokens, device=device) % config.model.vocab_size
     targets = ids.view(sequences, share.sequence_tokens)
     window_device = "cpu" if parts.machine.back_ends.window_on_host else device
     window = torch.full((), share.sequence_tokens, dtype=torch.int32, device=window_device)

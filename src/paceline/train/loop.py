@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.checkpoint import store
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.core.schema import to_dict
-from paceline.data.batches import Batch, Cursor, batches, validation_batches, validation_windows
+from paceline.data.batches import Batch, Cursor, batches, nothing_counted, validation_batches, validation_windows
 from paceline.data.feed import DeviceBatch, feed
 from paceline.evaluate.validation import validate
 from paceline.metrics.meter import Meter
@@ -26,7 +26,7 @@ from paceline.metrics.sinks import JsonlSink, Sink
 from paceline.optim.schedules import cooldown_steps_of, lr_scale, muon_momentum
 from paceline.parallel.gradients import Replica, replicate, zero_in_place_
 from paceline.parallel.ranks import Vote
-from paceline.parallel.share import share_of_batch
+from paceline.parallel.share import place_of, share_of_batch
 from paceline.train.assemble import Parts
 from paceline.train.block_share import block_share
 from paceline.train.instruments import measured_step
@@ -64,7 +64,9 @@ class Trainer:
         resumed, the same on every rank."""
         self.parts, self.folder, self.meter, self.log, self.sink = parts, folder, meter, log, sink
         self.config, self.start, self.ranks = parts.config, start, parts.ranks
-        self.share = share_of_batch(self.config.batch, self.ranks.world)
+        parts_of_sequence = self.config.parallel.split_sequence
+        self.share = share_of_batch(self.config.batch, self.ranks.world, parts_of_sequence)
+        self.place = place_of(self.ranks.rank, self.ranks.world, parts_of_sequence)
         self.replica = replicate(parts.forward, self.ranks, self.config.parallel, parts.tables)  # ends with this object
         self.recorder = Recorder(sink)
         self.evaluations = list(evaluations)
@@ -114,7 +116,6 @@ class Trainer:
                 token_bytes,
                 self.ranks,
                 device=self.parts.machine.device,
-                passes=self._validation_passes(),
             )
             extra = self._mask_facts()
         record = EvalRecord(
@@ -132,25 +133,23 @@ class Trainer:
         return record
 
     def _validation_batches(self) -> Iterator[Batch]:
-        c, r = self.config, self.ranks
-        return validation_batches(
-            self.parts.data.val,
-            c.batch.sequence_tokens,
-            c.evaluate.tokens,
-            self.share.micro_sequences,
-            rank=r.rank,
-            world=r.world,
-        )
-
-    def _validation_passes(self) -> int:
-        """Forward passes that every rank must make, also one with fewer sequences, where none can make one alone. 0: as
-        many as it has batches."""
-        if not self.parts.tables.passes_together:
-            return 0
-        b, e = self.config.batch, self.config.evaluate
+        """This rank's; where no rank can make a pass alone, all have as many, some of them with nothing that counts."""
+        b, e, place, made = self.config.batch, self.config.evaluate, self.place, 0
         windows = validation_windows(self.parts.data.val, b.sequence_tokens, e.tokens)
-        most = math.ceil(len(windows) / self.ranks.world)
-        return math.ceil(most / self.share.micro_sequences)
+        for batch in validation_batches(
+            self.parts.data.val,
+            b.sequence_tokens,
+            e.tokens,
+            self.share.micro_sequences,
+            rank=place.run,
+            world=place.runs,
+        ):
+            yield place.cut(batch)
+            made += 1
+        if self.parts.tables.passes_together:
+            most = math.ceil(len(windows) / place.runs)
+            for _ in range(made, math.ceil(most / self.share.micro_sequences)):
+                yield nothing_counted(self.share.sequence_tokens)
 
     def _mask_facts(self) -> dict[str, float]:
         """What the mask of the first validation batch looks like at this window."""
@@ -178,9 +177,12 @@ class Trainer:
             store.save(self.folder, checkpoint, keep=self.config.checkpoint.keep)
 
     def training_batches(self) -> Iterator[DeviceBatch]:
-        c, r, start = self.config, self.ranks, Cursor(step=self.start)
-        source = batches(self.parts.data.train, c.data, c.batch, seed=c.seed, start=start, rank=r.rank, world=r.world)
-        return (batch for batch, _ in feed(source, self.parts.machine.device))
+        c, place, start = self.config, self.place, Cursor(step=self.start)
+        source = batches(
+            self.parts.data.train, c.data, c.batch, seed=c.seed, start=start, rank=place.run, world=place.runs
+        )
+        own = ((place.cut(batch), cursor) for batch, cursor in source)
+        return (batch for batch, _ in feed(own, self.parts.machine.device))
 
     def _guards(self, step: int) -> AbstractContextManager[object]:
         """Under `train.skip_guards`, compiled code is trusted to fit its inputs once it has run a few steps."""

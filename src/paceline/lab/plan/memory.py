@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from paceline.lab.plan.gpus import GPUS
 from paceline.lab.plan.work import Setting, table_bytes
-from paceline.parallel.memory_model import Execution, Memory, step_memory
-from paceline.parallel.share import share_of_batch
+from paceline.parallel.memory_model import Execution, Memory, halo_tokens, step_memory
 from paceline.train.config import RunConfig
 
 GIB = 2**30
@@ -27,7 +26,7 @@ class MemoryFigure:
 def memory(at: Setting) -> Memory:
     """Of a step. Shared moments of Adam are held by each rank for its rows only."""
     config, ranks = at.config, at.cluster.gpus
-    whole = step_memory(config.model, config.optim, share_of_batch(config.batch, ranks), _execution(at))
+    whole = step_memory(config.model, config.optim, at.share, _execution(at))
     shared = config.parallel.shard_adam and not config.parallel.fully_shard
     elsewhere = 2 * table_bytes(config.model) * (ranks - 1) // ranks if shared else 0
     return replace(whole, slots=whole.slots - elsewhere)
@@ -44,16 +43,17 @@ def fits(at: Setting) -> bool:
 def _execution(at: Setting) -> Execution:
     config = at.config
     common = Execution(
-        compiled=config.train.compile,
+        compiled=at.compiled,
         recompute=config.train.recompute,
         head_chunk_tokens=config.head.chunk_tokens,
         gradient_copies=2 if at.cluster.gpus > 1 and not config.parallel.bucket_views else 1,
         shards=at.cluster.gpus if config.parallel.fully_shard else 1,
+        halo_tokens=halo_tokens(config.model, config.batch, config.parallel.split_sequence),
     )
     if at.profile == "fast":
         mlp = "fused" if config.model.activation == "relu2" else "reference"
         return replace(common, attention="ranges", heads="fused", mlp=mlp, head="fused")
-    attention = "flex" if config.train.compile else "reference"  # flex is for compiled runs only
+    attention = "flex" if at.compiled else "reference"  # flex is for compiled runs only
     head = "chunked" if config.head.backend == "chunked" else "reference"
     return replace(common, attention=attention, head=head)
 
@@ -91,8 +91,7 @@ def _remedies(at: Setting) -> Iterator[tuple[str, Setting]]:
 
 
 def _smaller_micro_batches(at: Setting) -> list[int]:
-    length = at.config.batch.sequence_tokens
-    sequences, now = at.tokens // length, at.micro_tokens // length
+    sequences, now, length = at.share.sequences, at.share.micro_sequences, at.config.batch.sequence_tokens
     return [n * length for n in range(now - 1, 0, -1) if sequences % n == 0]
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from paceline.lab.plan.gpus import Cluster
 from paceline.lab.plan.work import BYTES, Setting, Work, matrix_bytes, table_bytes
 from paceline.metrics.flops import block_matrix_weights
+from paceline.parallel.memory_model import halo_tokens
 
 BUCKET_BYTES = 25 * 2**20
 """What is exchanged at once."""
@@ -36,7 +37,16 @@ class Exchange:
 def exchanges(at: Setting) -> list[Exchange]:
     if at.cluster.gpus == 1:
         return []
-    return _of_shards(at) if at.config.parallel.fully_shard else _of_replicas(at)
+    return [*(_of_shards(at) if at.config.parallel.fully_shard else _of_replicas(at)), *_of_slices(at)]
+
+
+def _of_slices(at: Setting) -> list[Exchange]:
+    """Keys and values of a halo to the right and their gradients back, in every layer, waited for."""
+    m, parts = at.config.model, at.config.parallel.split_sequence
+    halo = halo_tokens(m, at.config.batch, parts) * at.share.sequences
+    layers = m.num_layers - len(m.attentionless)
+    size = layers * halo * 2 * m.kv_width * BYTES[m.precision.compute]
+    return [Exchange(size, 2, 1.0)] if parts > 1 else []
 
 
 def _of_shards(at: Setting) -> list[Exchange]:
@@ -55,7 +65,7 @@ def _of_shards(at: Setting) -> list[Exchange]:
 
 def _of_replicas(at: Setting) -> list[Exchange]:
     m, muon = at.config.model, at.config.optim.matrices == "muon"
-    after_backward = 1.0 if at.config.train.compile else EXPOSED_UNCOMPILED
+    after_backward = 1.0 if at.compiled else EXPOSED_UNCOMPILED
     beside_muon = EXPOSED_BESIDE_MUON if at.profile == "fast" and muon else after_backward
     found = [Exchange(matrix_bytes(m), 2, after_backward), Exchange(table_bytes(m), 2, beside_muon)]
     if muon and at.shares_matrices:

@@ -95,7 +95,7 @@ def plan(at: Setting, *, price: float | None = None) -> Plan:
     step_s = compute_s + optimizer_s + exposed_s
     config, cluster = at.config, at.cluster
     needed = memory(at)
-    train_s, start_s = config.steps * step_s, START_S[config.train.compile]
+    train_s, start_s = config.steps * step_s, START_S[at.compiled]
     validation_s = _validated_tokens(at) / config.batch.tokens * compute_s * FORWARD_SHARE
     gpu_hours = (train_s + validation_s + start_s) * cluster.gpus / 3600
     price = cluster.kind.price if price is None else price
@@ -152,7 +152,7 @@ def step_seconds(at: Setting) -> float:
 
 def _check(at: Setting, price: float | None) -> None:
     batch, gpus = at.config.batch, at.cluster.gpus
-    if batch.sequences % gpus:
+    if at.config.parallel.split_sequence == 1 and batch.sequences % gpus:
         fewer = next(n for n in range(min(gpus, batch.sequences), 0, -1) if batch.sequences % n == 0)
         more = math.ceil(batch.sequences / gpus) * gpus * batch.sequence_tokens
         raise ConfigError(
@@ -220,6 +220,8 @@ def _notes(at: Setting) -> list[str]:
         "kernels of our own are written for Hopper and may be missing here": at.profile == "fast"
         and not at.cluster.gpu.startswith("h"),
         "no step with fast paths was measured on several GPUs": at.profile == "fast" and at.cluster.gpus > 1,
+        f"no step under {at.config.parallel.talks_inside} was measured, and it is not compiled": at.cluster.gpus > 1
+        and at.config.parallel.talks_inside is not None,
         "no step was measured on several nodes": at.cluster.nodes > 1,
         f"a width of {at.config.model.width:,} is far from the measured 768": not low <= at.config.model.width <= high,
         "products in fp32 were not measured": at.config.model.precision.compute == "fp32",
