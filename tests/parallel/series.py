@@ -6,6 +6,7 @@ one file per experiment and rank, and the tests judge it."""
 import contextlib
 import faulthandler
 import gc
+import io
 import itertools
 import os
 import pickle
@@ -24,7 +25,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from commands.test_bench import TINY
 from paceline.checkpoint.run_folder import RunFolder
+from paceline.cli import main as main_of_paceline
 from paceline.core.environment import code_digest
 from paceline.data.feed import DeviceBatch
 from paceline.optim import muon
@@ -255,6 +258,17 @@ def kept_in_shards(config: RunConfig, folder: Path, ranks: Ranks, cut: Path | No
     return own | {name: slot.kept().numel() for name, slot in parts.optimizer._slots().items()}
 
 
+def benched(data: Path, out: Path, flags: list[str], ranks: Ranks) -> str:
+    """`paceline bench step` by these ranks, as torchrun would start it; what this rank prints."""
+    words = [*TINY.items(), ("--data.dir", data), ("--points", 1), ("--repeats", 2), ("--out", out)]
+    argv = ["bench", "step", "demo", *(str(word) for pair in words for word in pair), "--no-profile", *flags]
+    place = {"RANK": ranks.rank, "LOCAL_RANK": ranks.rank, "WORLD_SIZE": ranks.world}
+    said = io.StringIO()
+    with patch.dict(os.environ, {name: str(value) for name, value in place.items()}), contextlib.redirect_stdout(said):
+        assert main_of_paceline(argv) == 0
+    return said.getvalue()
+
+
 def votes(ranks: Ranks) -> list[bool]:
     """The last rank wishes at its second call."""
     with joined(ranks, CPU, {}, ParallelConfig()):
@@ -321,6 +335,8 @@ def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Cal
     for way in same_run.SAMPLE if largest < 4 else same_run.ALL:
         name, config = same_run.name_of(way), same_run.config_of(data, way)
         found[name] = way[1], partial(batches_read, config, out / name)
+    for name, flags in (("bench", []), ("bench-shards", ["--parallel.fully-shard"])):
+        found[name] = 2, partial(benched, data, out / f"{name}.json", flags)
     found["order"] = 2, partial(order_of_a_step, sharded, out / "order")
     found["stopped"] = 2, lambda ranks: stopped_and_resumed(plain, out / "stopped", ranks)
     found["votes"] = 3, votes

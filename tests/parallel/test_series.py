@@ -2,6 +2,7 @@
 
 All experiments run in one launch of torchrun (`series.py`); these are their judges."""
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,21 @@ def test_a_split_sequence_makes_the_same_run(series: Series, name: str) -> None:
     assert series.losses(name) == pytest.approx(series.losses("slices-1"), rel=2e-6)
     assert series.records(name)[1][-1].val_loss == pytest.approx(expected, rel=2e-6)
     assert distance(weights(series.folder / name), weights(series.folder / "slices-1")) < 2e-5
+
+
+# ---- what it costs
+
+
+@pytest.mark.parametrize("name", ["bench", "bench-shards"])
+def test_a_benchmark_of_several_ranks_tells_the_communication_that_is_not_hidden(series: Series, name: str) -> None:
+    result = json.loads((series.folder / f"{name}.json").read_text())
+    assert result["ranks"] == 2
+    assert 0 < result["exposed_communication_s"] < result["step_s"]
+    assert result["communication_share"] == result["exposed_communication_s"] / result["step_s"]
+    assert result["tokens_per_s"] == pytest.approx(512 / result["step_s"])  # of both
+    first, second = series.seen(name)
+    assert "of a step are not hidden" in first
+    assert second == ""
 
 
 # ---- stopping, and the files
