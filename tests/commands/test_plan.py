@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -46,6 +47,22 @@ def test_flags_of_train_change_what_is_planned(capsys: pytest.CaptureFixture[str
     assert planned(capsys, "r18-softcap", "--price", "5")["cost"] == pytest.approx(2 * base["cost"])
     assert planned(capsys, "r18-softcap", "--profile", "reference")["step_s"] > base["step_s"]
     assert planned(capsys, "r18-softcap", "--document-tokens", "100")["step_s"] < base["step_s"]
+
+
+def test_back_ends_that_are_named_or_left_out_are_planned_with(capsys: pytest.CaptureFixture[str]) -> None:
+    fast, plain = planned(capsys, "r18-softcap"), planned(capsys, "r18-softcap", "--profile", "reference")
+    assert planned(capsys, "r18-softcap", "--train.no-fast-paths") == plain
+    whole_logits = planned(capsys, "r18-softcap", "--head.backend", "reference")
+    assert whole_logits["memory_gib"] > 1.2 * fast["memory_gib"]
+    assert any(note.startswith("--head.backend reference: counted in memory only") for note in whole_logits["notes"])
+
+
+def test_very_deep_models_are_planned_in_seconds_and_absurd_ones_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    started = time.process_time()
+    assert planned(capsys, "r18-softcap", "--model.num-layers", "20000")["parameters"] > 1e11
+    assert time.process_time() - started < 5
+    assert main(["plan", "r18-softcap", "--model.num-layers", "1000000"]) == 2
+    assert "--model.num-layers 1,000,000 exceeds 100,000" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -41,21 +41,25 @@ def fits(at: Setting) -> bool:
 
 
 def _execution(at: Setting) -> Execution:
-    config = at.config
-    common = Execution(
+    config, fast = at.config, at.profile == "fast"
+    flex = "flex" if at.compiled else "reference"  # flex is for compiled runs only
+    mlp = "fused" if fast and config.model.activation == "relu2" else "reference"
+    return Execution(
+        attention=_named(config.attention.backend, "ranges" if fast else flex),
+        heads=_named(config.attention.heads, "fused" if fast else "reference"),
+        mlp=_named(config.mlp.backend, mlp),
+        head=_named(config.head.backend, "fused" if fast else "reference"),
+        head_chunk_tokens=config.head.chunk_tokens,
         compiled=at.compiled,
         recompute=config.train.recompute,
-        head_chunk_tokens=config.head.chunk_tokens,
         gradient_copies=2 if at.cluster.gpus > 1 and not config.parallel.bucket_views else 1,
         shards=at.cluster.gpus if config.parallel.fully_shard else 1,
         halo_tokens=halo_tokens(config.model, config.batch, config.parallel.split_sequence),
     )
-    if at.profile == "fast":
-        mlp = "fused" if config.model.activation == "relu2" else "reference"
-        return replace(common, attention="ranges", heads="fused", mlp=mlp, head="fused")
-    attention = "flex" if at.compiled else "reference"  # flex is for compiled runs only
-    head = "chunked" if config.head.backend == "chunked" else "reference"
-    return replace(common, attention=attention, head=head)
+
+
+def _named(asked: str, by_profile: str) -> str:
+    return by_profile if asked == "auto" else asked
 
 
 def remedy(at: Setting) -> str:

@@ -17,6 +17,7 @@ from paceline.lab.plan.memory import GIB, USABLE, fits, memory, remedy
 from paceline.lab.plan.network import exchange, exposed_exchange, sent_bytes
 from paceline.lab.plan.work import Profile, Resource, Setting, Work, computation, optimizer
 from paceline.metrics.flops import mean_flops_per_token, parameter_counts
+from paceline.train.config import RunConfig
 
 START_S = {True: 110.0, False: 10.0}
 """Launch to step 10 with an empty compile cache, measured on one H200; and for a run that does not compile."""
@@ -211,9 +212,21 @@ def _limit(at: Setting, efficiencies: Efficiencies) -> str:
     return LIMITS[name].format(share=share, efficiency=efficiencies.get(name, 1.0), sent=sent_bytes(at) / 1e9)
 
 
+def _named_back_ends(config: RunConfig) -> list[str]:
+    """Flags that name a back end."""
+    asked = {
+        "--attention.backend": config.attention.backend,
+        "--attention.heads": config.attention.heads,
+        "--mlp.backend": config.mlp.backend,
+        "--head.backend": config.head.backend,
+    }
+    return [f"{flag} {name}" for flag, name in asked.items() if name != "auto"]
+
+
 def _notes(at: Setting) -> list[str]:
     """Where the prediction goes beyond what was measured."""
     low, high = MEASURED_WIDTHS
+    named = _named_back_ends(at.config)
     asked = {
         f"no step with {at.profile} paths was measured on {at.cluster.gpu}; efficiencies are those of "
         f"{' and '.join(MEASURED_ON[at.profile])}": at.cluster.gpu not in MEASURED_ON[at.profile],
@@ -222,6 +235,7 @@ def _notes(at: Setting) -> list[str]:
         "no step with fast paths was measured on several GPUs": at.profile == "fast" and at.cluster.gpus > 1,
         f"no step under {at.config.parallel.talks_inside} was measured, and it is not compiled": at.cluster.gpus > 1
         and at.config.parallel.talks_inside is not None,
+        f"{' '.join(named)}: counted in memory only, times are those of the profile's own back ends": bool(named),
         "no step was measured on several nodes": at.cluster.nodes > 1,
         f"a width of {at.config.model.width:,} is far from the measured 768": not low <= at.config.model.width <= high,
         "products in fp32 were not measured": at.config.model.precision.compute == "fp32",
