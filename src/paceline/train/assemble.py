@@ -80,6 +80,12 @@ def inspect_machine(config: RunConfig, ranks: Ranks = ALONE) -> tuple[RunConfig,
     if config.train.compile and ranks.world > 1 and (flag := config.parallel.talks_inside):
         lacks.append(f"not compiled, hence slower: under {flag} ranks talk inside a pass, which one graph cannot hold")
         config = replace(config, train=replace(config.train, compile=False))
+    if config.train.memory_limit_gib is not None and config.batch.micro_tokens is not None:
+        effect = "only a cap" if device.name == "cuda" else "of no effect on a CPU"
+        lacks.append(
+            f"--train.memory-limit-gib {config.train.memory_limit_gib:g} is {effect}: --batch.micro-tokens "
+            f"{config.batch.micro_tokens:,} says how a step is cut"
+        )
     wanted = config.model.precision.compute
     products = choose_products(wanted, device.name)
     back_ends = choose_back_ends(config, device.name, products.name)

@@ -88,12 +88,12 @@ def _go_on(parts: Parts, folder: RunFolder, checkpoint: Path, passed_over: list[
     parts.tables.load_weights(parts.model, saved.model)
     parts.optimizer.load_state_dict(saved.optimizer)
     notes = [*(f"passed over {reason}" for reason in passed_over), f"resumed from {checkpoint.name}"]
-    for note in notes if parts.ranks.first else ():
-        print(note)
     card = read_card(folder.path)
     if (fit := parts.fit) is not None and asdict(fit.rung) != card.fit:
-        notes.append(str(fit))
+        notes.append(f"cut otherwise than before: {fit}")
         card = replace(card, fit=asdict(fit.rung))
+    for note in (*parts.machine.lacks, *notes) if parts.ranks.first else ():
+        print(note)
     position = _Position(
         step=saved.step,
         metrics_bytes=int(saved.state["metrics_bytes"]),
