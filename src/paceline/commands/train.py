@@ -4,10 +4,11 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from paceline.checkpoint.run_folder import RunFolder, new_run_folder, open_run
+from paceline.checkpoint.run_folder import RunFolder, left_only_if_used, new_run_folder, open_run
 from paceline.core.command_line import Bare, Positional, parse
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.schema import changes, from_dict
@@ -86,11 +87,14 @@ def _start(arguments: TrainArgs) -> tuple[RunFolder, "Finished"]:
     from paceline.train.run import start_run
 
     ranks, name, launch = ranks_from_environment(), arguments.config.preset, launch_name()
-    folder = RunFolder(Path(name))
-    if ranks.first:  # it alone writes
-        folder = new_run_folder(name, arguments.out, launch=launch)
-    again = launch is not None
-    return folder, start_run(arguments.config, folder, preset=preset(name), ranks=ranks, again=again)
+    begin = partial(start_run, arguments.config, preset=preset(name), ranks=ranks, again=launch is not None)
+    if not ranks.first:
+        folder = RunFolder(Path(name))
+        return folder, begin(folder)
+    was_there = arguments.out is not None and Path(arguments.out).exists()
+    folder = new_run_folder(name, arguments.out, launch=launch)  # the first alone writes
+    with contextlib.nullcontext() if was_there else left_only_if_used(folder):
+        return folder, begin(folder)
 
 
 def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finished"]:
