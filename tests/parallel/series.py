@@ -258,10 +258,9 @@ def kept_in_shards(config: RunConfig, folder: Path, ranks: Ranks, cut: Path | No
     return own | {name: slot.kept().numel() for name, slot in parts.optimizer._slots().items()}
 
 
-def benched(data: Path, out: Path, flags: list[str], ranks: Ranks) -> str:
-    """`paceline bench step` by these ranks, as torchrun would start it; what this rank prints."""
-    words = [*TINY.items(), ("--data.dir", data), ("--points", 1), ("--repeats", 2), ("--out", out)]
-    argv = ["bench", "step", "demo", *(str(word) for pair in words for word in pair), "--no-profile", *flags]
+def commanded(words: dict[str, object], flags: list[str], verb: list[str], ranks: Ranks) -> str:
+    """A command by these ranks, as torchrun would start it; what this rank prints."""
+    argv = [*verb, "demo", *(str(word) for pair in (TINY | words).items() for word in pair), *flags]
     place = {"RANK": ranks.rank, "LOCAL_RANK": ranks.rank, "WORLD_SIZE": ranks.world}
     said = io.StringIO()
     with patch.dict(os.environ, {name: str(value) for name, value in place.items()}), contextlib.redirect_stdout(said):
@@ -336,7 +335,10 @@ def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Cal
         name, config = same_run.name_of(way), same_run.config_of(data, way)
         found[name] = way[1], partial(batches_read, config, out / name)
     for name, flags in (("bench", []), ("bench-shards", ["--parallel.fully-shard"])):
-        found[name] = 2, partial(benched, data, out / f"{name}.json", flags)
+        words = {"--data.dir": data, "--points": 1, "--repeats": 2, "--out": out / f"{name}.json"}
+        found[name] = 2, partial(commanded, words, ["--no-profile", *flags], ["bench", "step"])
+    words = {"--data.dir": data, "--out": out / "command", "--steps": 2, "--evaluate.tokens": 768}
+    found["command"] = 2, partial(commanded, words, ["--parallel.fully-shard"], ["train"])
     found["order"] = 2, partial(order_of_a_step, sharded, out / "order")
     found["stopped"] = 2, lambda ranks: stopped_and_resumed(plain, out / "stopped", ranks)
     found["votes"] = 3, votes

@@ -261,6 +261,14 @@ def test_a_checkpoint_of_shards_is_resumed_by_any_ranks_with_or_without_shards(s
         assert distance(weights(series.folder / name), weights(series.folder / "whole-1")) < 2e-5
 
 
+def test_a_command_with_shards_ends_with_a_sample_as_any_other(series: Series) -> None:
+    """The first rank alone draws it, from the checkpoint, after all have parted."""
+    first, second = series.seen("command")
+    assert "command: finished, validation loss" in first
+    assert second == ""
+    assert isinstance(read_card(series.folder / "command").sample, str)
+
+
 # ---- one sequence over several ranks
 
 
