@@ -112,6 +112,8 @@ def test_a_run_that_does_not_fit_is_an_answer(capsys: pytest.CaptureFixture[str]
         (("r18-softcap", "--gpus", "0"), "--gpus 0 must be at least 1"),
         (("r18-softcap", "--gpus", "many"), "--gpus"),
         (("r18-softcap", "--gpus", "16"), "--gpus 16 cannot share 8 sequences"),
+        (("r18-softcap", "--parallel.split-sequence", "16"), "split-sequence 16 does not divide --gpus 8"),
+        (("r18-softcap", "--gpus", "64", "--parallel.split-sequence", "4"), "use --gpus 32, or --batch.tokens 1048576"),
         (("r18-softcap", "--price", "-1"), "--price -1.0 must be a number of at least 0"),
         (("r18-softcap", "--document-tokens", "0"), "--document-tokens 0.0 must be at least 1"),
         (("r18-softcap", "--profile", "magic"), "--profile"),

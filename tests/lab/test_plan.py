@@ -21,6 +21,7 @@ from paceline.lab.plan.work import Setting, computation, matrix_bytes, matrix_sh
 from paceline.lab.results import FOLDER
 from paceline.metrics.flops import DENSE_BF16_FLOPS, block_matrix_weights, parameter_counts
 from paceline.model.config import ModelConfig, WindowConfig
+from paceline.parallel.config import ParallelConfig
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.scaling import with_steps
 from paceline.train.config import RunConfig
@@ -231,6 +232,18 @@ def test_shards_save_memory_and_cost_gathers_of_all_weights() -> None:
     weights = 2 * matrix_bytes(many.config.model) + table_bytes(many.config.model)
     assert sent_bytes(shards) > 7 / 8 * 8 * weights
     assert memory(replace(shards, cluster=Cluster(gpu="h100", gpus=1))).gathered == 0
+
+
+def test_slices_save_activations_and_cost_halos() -> None:
+    """Four pairs of GPUs at two sequences each, instead of eight at one."""
+    whole = replace(R18, config=replace(R18.config, train=replace(R18.config.train, compile=False)))
+    batch = replace(whole.config.batch, micro_tokens=65_536)
+    split = replace(whole, config=replace(whole.config, batch=batch, parallel=ParallelConfig(split_sequence=2)))
+    assert split.tokens == whole.tokens
+    assert split.micro_tokens == 32_768
+    assert memory(split).activations == pytest.approx(memory(whole).activations / 2, rel=0.05)
+    halos = 2 * 11 * 1_792 * 2 * 768 * 2  # sequences, layers with attention, tokens, keys and values in bf16
+    assert sent_bytes(split) - sent_bytes(whole) == pytest.approx(7 / 8 * 2 * halos)  # there and back
 
 
 def test_every_validation_is_a_forward_pass_over_its_tokens() -> None:

@@ -29,7 +29,8 @@ from commands.test_bench import TINY
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.cli import main as main_of_paceline
 from paceline.core.environment import code_digest
-from paceline.data.feed import DeviceBatch
+from paceline.data.batches import batches
+from paceline.data.feed import DeviceBatch, feed
 from paceline.optim import muon
 from paceline.parallel import gradients, meeting
 from paceline.parallel.config import ParallelConfig
@@ -48,7 +49,7 @@ from train.tiny import narrow_record, tiny_config
 
 STEPS = 10
 HANGS_S = 120
-"""After which a rank says where it stands and ends."""
+"""After which a rank says where it stands in an experiment and ends; it may have to wait for others to begin."""
 SEQUENCES, LENGTH = 12, 128
 VALIDATED = 7
 """Sequences of a validation: no number of ranks has equal shares of it."""
@@ -245,6 +246,21 @@ def batches_read(config: RunConfig, folder: Path, ranks: Ranks) -> Tensor:
     return torch.stack(tokens)
 
 
+def gradient_norm(config: RunConfig, ranks: Ranks) -> float:
+    """Of the first step. Losses and weights would hardly show a wrong scale: both optimizers normalise."""
+    resolved, machine = inspect_machine(config, ranks)
+    with joined(ranks, CPU, {}, ParallelConfig()):
+        parts = assemble(resolved, machine, ranks)
+        data = batches(parts.data.train, config.data, config.batch, seed=0, rank=ranks.rank, world=ranks.world)
+        batch, _ = next(feed(data, CPU))
+        replica = gradients.replicate(parts.forward, ranks, config.parallel, parts.tables)
+        window = torch.tensor(LENGTH, dtype=torch.int32)
+        accumulate_gradient(replica, batch, window, micro_sequences=2, ranks=ranks)
+        norm = parts.optimizer.gradient_norm().item()
+        del replica  # before its group, or the two may wait for each other for ever
+        return norm
+
+
 def kept_in_shards(config: RunConfig, folder: Path, ranks: Ranks, cut: Path | None = None) -> dict[str, int]:
     """A run of shards, from its start or on from where others have cut one; elements of weights and slots that this
     rank has kept at its end."""
@@ -323,6 +339,8 @@ def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Cal
         2,
         partial(kept_in_shards, shards, out / "two-shards-after-three", cut=out / "cut-shards"),
     )
+    for name, world, config in (("alone", 1, plain), ("replicas", 2, plain), ("shards", 3, shards)):
+        found[f"norm-{name}"] = world, partial(gradient_norm, config)
     for name, world, config in (
         ("slices-1", 1, in_slices(data, 1)),
         ("slices-2", 2, in_slices(data, 2)),
@@ -348,12 +366,12 @@ def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Cal
 
 
 def main(data: Path, out: Path, largest: int) -> None:
-    faulthandler.dump_traceback_later(HANGS_S, exit=True)
     code_digest()  # now, and kept: someone may be editing while this runs
     gc.freeze()  # what was imported stays: the collections at each run's end need not look at it
     me = ranks_from_environment()
     for name, (world, experiment) in experiments(data, out, largest).items():
         if me.rank < world:
+            faulthandler.dump_traceback_later(HANGS_S, exit=True)
             ranks = Ranks(rank=me.rank, world=world, local_rank=me.rank)
             with fresh_corner(ranks, name):
                 (out / f"{name}.{me.rank}.pickle").write_bytes(pickle.dumps(experiment(ranks)))

@@ -241,6 +241,12 @@ def test_shards_of_everything_make_the_same_run(series: Series, name: str) -> No
     assert [e.val_loss for e in found] == pytest.approx([e.val_loss for e in expected], rel=2e-6)
 
 
+def test_the_gradient_is_the_mean_over_the_global_batch_with_replicas_and_with_shards(series: Series) -> None:
+    (alone,) = series.seen("norm-alone")
+    for ranks in (series.seen("norm-replicas"), series.seen("norm-shards")):
+        assert ranks == pytest.approx([alone] * len(ranks), rel=1e-5)
+
+
 def test_every_rank_keeps_its_share_of_weights_and_slots(series: Series) -> None:
     saved = store.load(RunFolder(series.folder / "cut-shards").checkpoint(5))
     whole = {**saved.model, **saved.optimizer}

@@ -224,5 +224,5 @@ def _length(span: slice) -> int:
 
 def _start_exchange(received: Tensor, sent: Tensor, to_come: list[int], to_go: list[int]) -> dist.Work:
     """Begin to send runs of rows, one to each rank, and to receive one from each."""
-    work: dist.Work = dist.all_to_all_single(received, sent.contiguous(), to_come, to_go, async_op=True)
+    work: dist.Work = dist.all_to_all_single(received, sent, to_come, to_go, async_op=True)
     return work

@@ -41,7 +41,7 @@ def share_of_batch(batch: BatchConfig, world: int, parts: int = 1) -> BatchConfi
     are refused."""
     if world % parts:
         raise ConfigError(
-            f"--parallel.split-sequence {parts}: {world} ranks cannot share sequences by {parts}; start a multiple of "
+            f"--parallel.split-sequence {parts} does not divide the number of ranks, {world}; start a multiple of "
             f"{parts} with torchrun --nproc-per-node"
         )
     if world == 1:

@@ -59,7 +59,8 @@ class Parts:
     """None: not to be had here, so no text and no bits per byte."""
     model: GPT
     forward: nn.Module
-    """The model, compiled if asked for: (tokens, targets, window) -> losses or total. No other rank is involved."""
+    """The model, compiled if asked for: (tokens, targets, window) -> losses or total. No other rank is involved, unless
+    ranks talk inside a pass (`ParallelConfig.talks_inside`)."""
     optimizer: Optimizer
     ranks: Ranks
     tables: "SharedTables | Shards"
@@ -134,7 +135,7 @@ def assemble(config: RunConfig, machine: Machine, ranks: Ranks = ALONE) -> Parts
         run_block=run_recomputed if config.train.recompute else run_plainly,
         first_position=place.part * config.batch.sequence_tokens // place.parts,
     )
-    tables = _place(model, config, machine, ranks)  # before the optimizer, whose slots follow the parameters
+    tables = _on_device(model, config, machine, ranks)  # before the optimizer, whose slots follow the parameters
     optimizer = Optimizer(
         model.parameter_classes(),
         config.optim,
@@ -153,7 +154,7 @@ def assemble(config: RunConfig, machine: Machine, ranks: Ranks = ALONE) -> Parts
     return Parts(config, machine, data, tokenizer, model, forward, optimizer, ranks, tables)
 
 
-def _place(model: GPT, config: RunConfig, machine: Machine, ranks: Ranks) -> "SharedTables | Shards":
+def _on_device(model: GPT, config: RunConfig, machine: Machine, ranks: Ranks) -> "SharedTables | Shards":
     """The model on its device, whole or by this rank's rows, and what of it ranks exchange apart from the rest."""
     if config.parallel.fully_shard and ranks.world > 1:
         from paceline.parallel.shards import Shards, shard_  # here: it takes 0.7 s, for which others need not wait

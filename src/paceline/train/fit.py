@@ -58,8 +58,8 @@ def assemble_to_fit(config: RunConfig, machine: Machine, ranks: Ranks = ALONE, *
     for rung, peak in list(zip(rungs, peaks, strict=True))[start:]:
         parts = _assembled(config, machine, ranks, Fit(rung=rung, why=why, key=key))
         sure = there_is is not None and peak <= SURE_SHARE * there_is
-        if not can_run_out(machine.device) or sure or rung == known or parts.tables.passes_together:
-            return parts  # together: a rank that ran out would leave the others waiting
+        if not can_run_out(machine.device) or sure or rung == known or config.parallel.talks_inside:
+            return parts  # the last: a rank that ran out inside a pass would leave the others waiting
         if not ranks.largest_(torch.tensor(int(not _passes(parts)))).item():
             if ranks.first:
                 remember(key, rung, there_is)

@@ -152,13 +152,16 @@ def step_seconds(at: Setting) -> float:
 
 
 def _check(at: Setting, price: float | None) -> None:
-    batch, gpus = at.config.batch, at.cluster.gpus
-    if at.config.parallel.split_sequence == 1 and batch.sequences % gpus:
-        fewer = next(n for n in range(min(gpus, batch.sequences), 0, -1) if batch.sequences % n == 0)
-        more = math.ceil(batch.sequences / gpus) * gpus * batch.sequence_tokens
+    batch, gpus, parts = at.config.batch, at.cluster.gpus, at.config.parallel.split_sequence
+    if gpus % parts:
+        raise ConfigError(f"--parallel.split-sequence {parts} does not divide --gpus {gpus:,}; use a multiple of it")
+    runs = gpus // parts
+    if batch.sequences % runs:
+        fewer = next(n for n in range(min(runs, batch.sequences), 0, -1) if batch.sequences % n == 0)
+        more = math.ceil(batch.sequences / runs) * runs * batch.sequence_tokens
         raise ConfigError(
             f"--gpus {gpus:,} cannot share {batch.sequences:,} sequences of {batch.sequence_tokens:,} tokens equally; "
-            f"use --gpus {fewer:,}, or --batch.tokens {more}"
+            f"use --gpus {fewer * parts:,}, or --batch.tokens {more}"
         )
     if price is not None and not 0 <= price < math.inf:
         raise ConfigError(f"--price {price} must be a number of at least 0, in USD for a GPU and hour")
