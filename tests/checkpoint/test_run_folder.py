@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.checkpoint.run_folder import RunFolder, new_run_folder, open_run
+from paceline.checkpoint.run_folder import RunFolder, left_only_if_used, new_run_folder, open_run
 from paceline.core.errors import RunError
 
 
@@ -39,6 +39,19 @@ def test_a_new_run_never_takes_the_folder_of_another() -> None:
     assert new_run_folder("demo", None).path == Path("runs/demo-2")
     with pytest.raises(RunError, match="holds a run already"):
         new_run_folder("demo", "runs/demo")
+
+
+def test_a_folder_goes_with_the_error_that_left_it_empty() -> None:
+    for launch in (None, "torchrun 1"):
+        folder = new_run_folder("demo", None, launch=launch)
+        with pytest.raises(RunError, match="refused"), left_only_if_used(folder):
+            raise RunError("refused")
+        assert not folder.path.exists()
+    folder = new_run_folder("demo", None)
+    folder.write_config({})
+    with pytest.raises(RunError, match="later"), left_only_if_used(folder):
+        raise RunError("later")
+    assert folder.config.exists()
 
 
 def test_a_run_folder_that_cannot_be_made_is_one_line() -> None:

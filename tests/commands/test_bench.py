@@ -61,9 +61,9 @@ def result(folder: Path) -> dict[str, Any]:
 
 
 def test_a_step_is_measured_with_all_that_a_reader_needs(result: dict[str, Any]) -> None:
-    figures = {"step_s", "tokens_per_s", "mfu", "peak_gib", "cold_start_s", "warm_start_s", "shares", "windows", "micro_tokens",
+    figures = {"step_s", "tokens_per_s", "mfu", "peak_gib", "cold_start_s", "warm_start_s", "shares", "windows",
                "floor_s", "peak_tflops", "kernels", "profiled_step_s", "sm_clock_mhz", "power_w", "micro_tokens",
-               "notes"}  # fmt: skip
+               "notes", "ranks", "exposed_communication_s", "communication_share"}  # fmt: skip
     assert result.keys() == figures | PROVENANCE
     assert result["tokens_per_s"] == pytest.approx(512 / result["step_s"])
     assert result["mfu"] == pytest.approx(result["floor_s"] / result["step_s"])
@@ -71,6 +71,7 @@ def test_a_step_is_measured_with_all_that_a_reader_needs(result: dict[str, Any])
     assert 0 < result["step_s"] < result["warm_start_s"]
     assert 0 < result["step_s"] < result["cold_start_s"]
     assert result["sm_clock_mhz"] is None
+    assert (result["ranks"], result["exposed_communication_s"], result["communication_share"]) == (1, None, None)
     assert {change["field"]: change["after"] for change in result["diff"]}["model.width"] == 32
     assert result["command"].startswith("paceline bench step demo --steps 12")
 

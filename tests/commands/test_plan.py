@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -46,6 +47,22 @@ def test_flags_of_train_change_what_is_planned(capsys: pytest.CaptureFixture[str
     assert planned(capsys, "r18-softcap", "--price", "5")["cost"] == pytest.approx(2 * base["cost"])
     assert planned(capsys, "r18-softcap", "--profile", "reference")["step_s"] > base["step_s"]
     assert planned(capsys, "r18-softcap", "--document-tokens", "100")["step_s"] < base["step_s"]
+
+
+def test_back_ends_that_are_named_or_left_out_are_planned_with(capsys: pytest.CaptureFixture[str]) -> None:
+    fast, plain = planned(capsys, "r18-softcap"), planned(capsys, "r18-softcap", "--profile", "reference")
+    assert planned(capsys, "r18-softcap", "--train.no-fast-paths") == plain
+    whole_logits = planned(capsys, "r18-softcap", "--head.backend", "reference")
+    assert whole_logits["memory_gib"] > 1.2 * fast["memory_gib"]
+    assert any(note.startswith("--head.backend reference: counted in memory only") for note in whole_logits["notes"])
+
+
+def test_very_deep_models_are_planned_in_seconds_and_absurd_ones_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    started = time.process_time()
+    assert planned(capsys, "r18-softcap", "--model.num-layers", "20000")["parameters"] > 1e11
+    assert time.process_time() - started < 5
+    assert main(["plan", "r18-softcap", "--model.num-layers", "1000000"]) == 2
+    assert "--model.num-layers 1,000,000 exceeds 100,000" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -95,6 +112,8 @@ def test_a_run_that_does_not_fit_is_an_answer(capsys: pytest.CaptureFixture[str]
         (("r18-softcap", "--gpus", "0"), "--gpus 0 must be at least 1"),
         (("r18-softcap", "--gpus", "many"), "--gpus"),
         (("r18-softcap", "--gpus", "16"), "--gpus 16 cannot share 8 sequences"),
+        (("r18-softcap", "--parallel.split-sequence", "16"), "split-sequence 16 does not divide --gpus 8"),
+        (("r18-softcap", "--gpus", "64", "--parallel.split-sequence", "4"), "use --gpus 32, or --batch.tokens 1048576"),
         (("r18-softcap", "--price", "-1"), "--price -1.0 must be a number of at least 0"),
         (("r18-softcap", "--document-tokens", "0"), "--document-tokens 0.0 must be at least 1"),
         (("r18-softcap", "--profile", "magic"), "--profile"),

@@ -13,7 +13,7 @@ from paceline.lab.plan import page
 from paceline.lab.plan.efficiency import STARTS, StepFigure, fit, seconds, step_work
 from paceline.lab.plan.figures import EIGHT_H100, ONE_H200, PUBLIC_PEAKS_MIB, PUBLIC_STEPS_MS, step_figures
 from paceline.lab.plan.gpus import GPUS, Cluster
-from paceline.lab.plan.memory import MemoryFigure, peak_gib, remedy
+from paceline.lab.plan.memory import MemoryFigure, memory, peak_gib, remedy
 from paceline.lab.plan.network import sent_bytes
 from paceline.lab.plan.plan import plan, step_seconds
 from paceline.lab.plan.visits import DOCUMENT_TOKENS, LOG_SPREAD, visited_keys
@@ -21,6 +21,7 @@ from paceline.lab.plan.work import Setting, computation, matrix_bytes, matrix_sh
 from paceline.lab.results import FOLDER
 from paceline.metrics.flops import DENSE_BF16_FLOPS, block_matrix_weights, parameter_counts
 from paceline.model.config import ModelConfig, WindowConfig
+from paceline.parallel.config import ParallelConfig
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.scaling import with_steps
 from paceline.train.config import RunConfig
@@ -222,6 +223,29 @@ def test_shared_moments_save_memory_and_cost_a_gather() -> None:
     assert sent_bytes(shared) - sent_bytes(R18) == pytest.approx(7 / 8 * tables)
 
 
+def test_shards_save_memory_and_cost_gathers_of_all_weights() -> None:
+    """Each of eight micro-batches on one of eight GPUs gathers blocks twice and tables once."""
+    config = replace(R18.config, batch=replace(R18.config.batch, tokens=8 * R18.config.batch.tokens))
+    many = replace(R18, config=widened(config, 4))
+    shards = replace(many, config=replace(many.config, parallel=replace(config.parallel, fully_shard=True)))
+    assert peak_gib(shards) < peak_gib(many)
+    weights = 2 * matrix_bytes(many.config.model) + table_bytes(many.config.model)
+    assert sent_bytes(shards) > 7 / 8 * 8 * weights
+    assert memory(replace(shards, cluster=Cluster(gpu="h100", gpus=1))).gathered == 0
+
+
+def test_slices_save_activations_and_cost_halos() -> None:
+    """Four pairs of GPUs at two sequences each, instead of eight at one."""
+    whole = replace(R18, config=replace(R18.config, train=replace(R18.config.train, compile=False)))
+    batch = replace(whole.config.batch, micro_tokens=65_536)
+    split = replace(whole, config=replace(whole.config, batch=batch, parallel=ParallelConfig(split_sequence=2)))
+    assert split.tokens == whole.tokens
+    assert split.micro_tokens == 32_768
+    assert memory(split).activations == pytest.approx(memory(whole).activations / 2, rel=0.05)
+    halos = 2 * 11 * 1_792 * 2 * 768 * 2  # sequences, layers with attention, tokens, keys and values in bf16
+    assert sent_bytes(split) - sent_bytes(whole) == pytest.approx(7 / 8 * 2 * halos)  # there and back
+
+
 def test_every_validation_is_a_forward_pass_over_its_tokens() -> None:
     """Record 18 validates before steps 0, 125, … 1375 and at the end, each time on 20 steps' worth of tokens."""
     found = plan(R18)
@@ -257,9 +281,9 @@ def test_a_head_of_odd_size_is_slow() -> None:
         (replace(SCRIPT, cluster=Cluster(gpu="3090", gpus=8)), "--head.backend chunked"),
         (replace(SCRIPT, config=preset("r05-modern-arch"), cluster=Cluster(gpu="l4", gpus=8)), "--batch.micro-tokens"),
         (replace(R18, config=widened(R18.config, 4)), "--train.recompute"),
-        (replace(R18, config=widened(R18.config, 8)), "--gpu h200 --train.recompute"),
-        (replace(R18, config=widened(R18.config, 10)), "--gpu b200 --parallel.shard-adam --train.recompute"),
-        (replace(R18, config=widened(R18.config, 16)), "a smaller model"),
+        (replace(R18, config=widened(R18.config, 8)), "--parallel.fully-shard --train.recompute"),
+        (replace(R18, config=widened(R18.config, 16)), "--gpu b200 --parallel.fully-shard --train.recompute"),
+        (replace(R18, config=widened(R18.config, 32)), "a smaller model"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.cluster.gpu,
 )

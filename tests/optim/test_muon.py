@@ -155,7 +155,7 @@ def test_a_vector_is_refused() -> None:
 def test_work_shared_by_three_processes_gives_the_same_weights() -> None:
     """Matrix i of a stack belongs to process i mod 3; five matrices over three, so the last share is short."""
 
-    def shared(iteration: object, stacks: list[Tensor]) -> list[Tensor]:
+    def shared(iteration: object, stacks: list[Tensor], _: object) -> list[Tensor]:
         results = [torch.empty_like(stack) for stack in stacks]
         for rank in range(3):
             for stack, result in zip(stacks, results, strict=True):

@@ -12,7 +12,8 @@ from optim.oracles import muon_steps
 from paceline.core.errors import RunError
 from paceline.optim.config import AdamConfig, MuonConfig, OptimConfig
 from paceline.optim.muon import Orthogonalise
-from paceline.optim.optimizer import NamedParams, Optimizer, ParamClass, global_norm
+from paceline.optim.optimizer import NamedParams, Optimizer, ParamClass
+from paceline.optim.tables import global_norm
 
 Params = dict[ParamClass, NamedParams]
 CONFIG = OptimConfig(muon=MuonConfig(weight_decay=0.02), adam=AdamConfig(weight_decay=0.01))
@@ -134,7 +135,7 @@ def test_one_adam_or_one_per_class_gives_the_same_bits(matrices: str) -> None:
 def test_bf16_products_need_both_the_wish_and_the_device(asked: str, available: bool, expected: str) -> None:
     seen = []
 
-    def look(iteration: Orthogonalise, stacks: list[Tensor]) -> list[Tensor]:
+    def look(iteration: Orthogonalise, stacks: list[Tensor], _: object) -> list[Tensor]:
         assert isinstance(iteration, partial)
         seen.append(iteration.keywords["dtype"])  # looked at, not run: this CPU may die of a bf16 product
         return [torch.zeros_like(stack) for stack in stacks]
@@ -145,7 +146,7 @@ def test_bf16_products_need_both_the_wish_and_the_device(asked: str, available: 
 
 @pytest.mark.parametrize("norm_of", ["rounded", "unrounded"])
 def test_the_side_of_the_norm_reaches_the_iteration(norm_of: str) -> None:
-    def look(iteration: Orthogonalise, stacks: list[Tensor]) -> list[Tensor]:
+    def look(iteration: Orthogonalise, stacks: list[Tensor], _: object) -> list[Tensor]:
         assert isinstance(iteration, partial)
         assert iteration.keywords["norm_of"] == norm_of
         return [torch.zeros_like(stack) for stack in stacks]

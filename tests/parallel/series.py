@@ -1,4 +1,4 @@
-"""What three or four processes do in one launch, since a launch costs seconds: every experiment of `test_series.py`.
+"""What four processes do in one launch, since a launch costs seconds: every experiment of `test_series.py`.
 
 Each is done by the first so many of them, which form a group of their own; the others go ahead. What they see goes into
 one file per experiment and rank, and the tests judge it."""
@@ -6,6 +6,7 @@ one file per experiment and rank, and the tests judge it."""
 import contextlib
 import faulthandler
 import gc
+import io
 import itertools
 import os
 import pickle
@@ -24,9 +25,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from commands.test_bench import TINY
 from paceline.checkpoint.run_folder import RunFolder
+from paceline.cli import main as main_of_paceline
 from paceline.core.environment import code_digest
-from paceline.data.feed import DeviceBatch
+from paceline.data.batches import batches
+from paceline.data.feed import DeviceBatch, feed
 from paceline.optim import muon
 from paceline.parallel import gradients, meeting
 from paceline.parallel.config import ParallelConfig
@@ -40,11 +44,12 @@ from paceline.train.assemble import assemble, inspect_machine
 from paceline.train.config import RunConfig
 from paceline.train.run import resume_run, start_run
 from paceline.train.step import accumulate_gradient
+from parallel import same_run
 from train.tiny import narrow_record, tiny_config
 
 STEPS = 10
 HANGS_S = 120
-"""After which a rank says where it stands and ends."""
+"""After which a rank says where it stands in an experiment and ends; it may have to wait for others to begin."""
 SEQUENCES, LENGTH = 12, 128
 VALIDATED = 7
 """Sequences of a validation: no number of ranks has equal shares of it."""
@@ -175,7 +180,7 @@ def matrices(ranks: Ranks) -> dict[str, Any]:
 
     given = [torch.arange(n * r * c, dtype=torch.float32).view(n, r, c) for n, r, c in STACKS]
     with joined(ranks, CPU, {}, ParallelConfig()):
-        return {"stacks": list(share_over(ranks)(doubled, given)), "worked": sum(worked)}
+        return {"stacks": list(share_over(ranks)(doubled, given, [])), "worked": sum(worked)}
 
 
 def order_of_a_step(config: RunConfig, folder: Path, ranks: Ranks) -> list[str]:
@@ -210,6 +215,75 @@ def resumed(config: RunConfig, cut: Path, folder: Path, ranks: Ranks) -> dict[st
     return {"weights": weights_of(done.parts.model), "moments": moments}
 
 
+def in_slices(data: Path, parts: int, **train: Any) -> RunConfig:
+    """Sequences of four blocks, under windows that grow from one block to three, split over so many ranks."""
+    config = replace(base(data), steps=4)
+    window = replace(config.model.window, start_tokens=128, growth_tokens=3 * 128)
+    return replace(
+        config,
+        model=replace(config.model, window=window),
+        batch=replace(config.batch, tokens=4 * 512, sequence_tokens=512, micro_tokens=2 * 512),
+        evaluate=replace(config.evaluate, every=None, tokens=3 * 512),
+        train=replace(config.train, **train),
+        parallel=replace(config.parallel, split_sequence=parts),
+    )
+
+
+def fully_sharded(config: RunConfig) -> RunConfig:
+    return replace(config, parallel=replace(config.parallel, fully_shard=True))
+
+
+def batches_read(config: RunConfig, folder: Path, ranks: Ranks) -> Tensor:
+    """The tokens of every step of a run, (steps, sequences, length), as this rank has read them."""
+    tokens: list[Tensor] = []
+
+    def gradient(model: torch.nn.Module, batch: DeviceBatch, window: Tensor, **options: Any) -> Tensor:
+        tokens.append(batch.tokens.clone())
+        return accumulate_gradient(model, batch, window, **options)
+
+    with patch.object(loop, "accumulate_gradient", gradient):
+        start_run(config, RunFolder(folder), preset=config, ranks=ranks)
+    return torch.stack(tokens)
+
+
+def gradient_norm(config: RunConfig, ranks: Ranks) -> float:
+    """Of the first step. Losses and weights would hardly show a wrong scale: both optimizers normalise."""
+    resolved, machine = inspect_machine(config, ranks)
+    with joined(ranks, CPU, {}, ParallelConfig()):
+        parts = assemble(resolved, machine, ranks)
+        data = batches(parts.data.train, config.data, config.batch, seed=0, rank=ranks.rank, world=ranks.world)
+        batch, _ = next(feed(data, CPU))
+        replica = gradients.replicate(parts.forward, ranks, config.parallel, parts.tables)
+        window = torch.tensor(LENGTH, dtype=torch.int32)
+        accumulate_gradient(replica, batch, window, micro_sequences=2, ranks=ranks)
+        norm = parts.optimizer.gradient_norm().item()
+        del replica  # before its group, or the two may wait for each other for ever
+        return norm
+
+
+def kept_in_shards(config: RunConfig, folder: Path, ranks: Ranks, cut: Path | None = None) -> dict[str, int]:
+    """A run of shards, from its start or on from where others have cut one; elements of weights and slots that this
+    rank has kept at its end."""
+    if cut is None:
+        parts = start_run(config, RunFolder(folder), preset=config, ranks=ranks).parts
+    else:
+        if ranks.first:
+            shutil.copytree(cut, folder)
+        parts = resume_run(config, RunFolder(folder), ranks).parts
+    own = {name: parts.tables.own(weight, weight).numel() for name, weight in parts.model.named_parameters()}
+    return own | {name: slot.kept().numel() for name, slot in parts.optimizer._slots().items()}
+
+
+def commanded(words: dict[str, object], flags: list[str], verb: list[str], ranks: Ranks) -> str:
+    """A command by these ranks, as torchrun would start it; what this rank prints."""
+    argv = [*verb, "demo", *(str(word) for pair in (TINY | words).items() for word in pair), *flags]
+    place = {"RANK": ranks.rank, "LOCAL_RANK": ranks.rank, "WORLD_SIZE": ranks.world}
+    said = io.StringIO()
+    with patch.dict(os.environ, {name: str(value) for name, value in place.items()}), contextlib.redirect_stdout(said):
+        assert main_of_paceline(argv) == 0
+    return said.getvalue()
+
+
 def votes(ranks: Ranks) -> list[bool]:
     """The last rank wishes at its second call."""
     with joined(ranks, CPU, {}, ParallelConfig()):
@@ -224,7 +298,7 @@ def fresh_corner(ranks: Ranks, name: str) -> Any:
 
 
 def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Callable[[Ranks], Any]]]:
-    """Name to the number of ranks and what they do."""
+    """Name to the number of ranks and what they do; what is tried for every number of ranks, up to the `largest`."""
     plain, whole = base(data), base(data, micro_tokens=None)
     found: dict[str, tuple[int, Callable[[Ranks], Any]]] = {}
 
@@ -252,6 +326,37 @@ def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Cal
     run("cut-3", 3, replace(sharded, train=replace(whole.train, stop_after=5)))
     for world in range(1, largest + 1):
         found[f"resumed-{world}"] = world, partial(resumed, sharded, out / "cut-3", out / f"resumed-{world}")
+    shards = fully_sharded(plain)
+    for name, world, config in (("residual", 2, residual), ("padded", 2, padded), ("clipped", 2, clipped)):
+        found[f"{name}-shards"] = world, partial(kept_in_shards, fully_sharded(config), out / f"{name}-shards")
+    bf16_tables = replace(narrow_record("r18-softcap", data, steps=2), train=replace(plain.train, recompute=True))
+    run("bf16-tables", 2, bf16_tables)
+    found["bf16-tables-shards"] = 2, partial(kept_in_shards, fully_sharded(bf16_tables), out / "bf16-tables-shards")
+    cut = replace(shards, train=replace(plain.train, stop_after=5))
+    found["cut-shards"] = 3, partial(kept_in_shards, cut, out / "cut-shards")
+    found["one-after-shards"] = 1, partial(resumed, plain, out / "cut-shards", out / "one-after-shards")
+    found["two-shards-after-three"] = (
+        2,
+        partial(kept_in_shards, shards, out / "two-shards-after-three", cut=out / "cut-shards"),
+    )
+    for name, world, config in (("alone", 1, plain), ("replicas", 2, plain), ("shards", 3, shards)):
+        found[f"norm-{name}"] = world, partial(gradient_norm, config)
+    for name, world, config in (
+        ("slices-1", 1, in_slices(data, 1)),
+        ("slices-2", 2, in_slices(data, 2)),
+        ("slices-4", 4, in_slices(data, 4)),
+        ("slices-2x2", 4, in_slices(data, 2, recompute=True)),
+        ("slices-2x2-shards", 4, fully_sharded(in_slices(data, 2))),
+    ):
+        found[name] = world, partial(batches_read, config, out / name)
+    for way in same_run.SAMPLE if largest < 4 else same_run.ALL:
+        name, config = same_run.name_of(way), same_run.config_of(data, way)
+        found[name] = way[1], partial(batches_read, config, out / name)
+    for name, flags in (("bench", []), ("bench-shards", ["--parallel.fully-shard"])):
+        words = {"--data.dir": data, "--points": 1, "--repeats": 2, "--out": out / f"{name}.json"}
+        found[name] = 2, partial(commanded, words, ["--no-profile", *flags], ["bench", "step"])
+    words = {"--data.dir": data, "--out": out / "command", "--steps": 2, "--evaluate.tokens": 768}
+    found["command"] = 2, partial(commanded, words, ["--parallel.fully-shard"], ["train"])
     found["order"] = 2, partial(order_of_a_step, sharded, out / "order")
     found["stopped"] = 2, lambda ranks: stopped_and_resumed(plain, out / "stopped", ranks)
     found["votes"] = 3, votes
@@ -260,13 +365,13 @@ def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Cal
     return found
 
 
-def main(data: Path, out: Path) -> None:
-    faulthandler.dump_traceback_later(HANGS_S, exit=True)
+def main(data: Path, out: Path, largest: int) -> None:
     code_digest()  # now, and kept: someone may be editing while this runs
     gc.freeze()  # what was imported stays: the collections at each run's end need not look at it
     me = ranks_from_environment()
-    for name, (world, experiment) in experiments(data, out, me.world).items():
+    for name, (world, experiment) in experiments(data, out, largest).items():
         if me.rank < world:
+            faulthandler.dump_traceback_later(HANGS_S, exit=True)
             ranks = Ranks(rank=me.rank, world=world, local_rank=me.rank)
             with fresh_corner(ranks, name):
                 (out / f"{name}.{me.rank}.pickle").write_bytes(pickle.dumps(experiment(ranks)))
@@ -274,4 +379,4 @@ def main(data: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

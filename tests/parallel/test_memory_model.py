@@ -141,6 +141,20 @@ def test_smaller_micro_batches_recomputation_and_smaller_chunks_each_take_less()
     assert saved == 6_144 * 50_304 * 2
 
 
+def test_shards_take_their_share_and_what_is_gathered() -> None:
+    """Of eight ranks: an eighth of weights and slots, and embeddings, head and two blocks whole."""
+    config = preset("r18-softcap")
+    share = replace(config.batch, tokens=config.batch.tokens // 8)
+    whole, shards = (step_memory(config.model, config.optim, share, Execution(shards=n)) for n in (1, 8))
+    assert shards.slots == pytest.approx(whole.slots / 8, abs=8)
+    assert shards.gradients_kept == pytest.approx(whole.gradients_kept / 8, abs=8)
+    assert whole.weights - shards.weights == pytest.approx(7 / 8 * whole.gradients, abs=8)
+    assert 0 == whole.gathered < shards.gathered < 2 * whole.gradients
+    large = replace(config.model, width=6_144, num_heads=48)
+    before, after = (step_memory(large, config.optim, share, Execution(shards=n)) for n in (1, 8))
+    assert after.peak < before.peak - 0.5 * before.always
+
+
 def test_the_sizes_of_chunks_are_those_of_the_code() -> None:
     assert (memory_model.ATTENTION_CHUNK_TOKENS, memory_model.DENSE_LIMIT_TOKENS) == (
         attention.CHUNK_TOKENS,

@@ -1,5 +1,6 @@
 """Who a process is, what it does of a step and of Muon's work, and mistakes that are told before anything starts."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis.strategies import integers, lists
 
 from paceline.core.errors import ConfigError
+from paceline.core.probe import Verdict
 from paceline.data.config import BatchConfig
 from paceline.optim.muon import all_here
 from paceline.parallel.config import ParallelConfig
@@ -16,9 +18,12 @@ from paceline.parallel.gradients import replicate
 from paceline.parallel.matrices import deal, share_over
 from paceline.parallel.meeting import joined
 from paceline.parallel.ranks import ALONE, Ranks, Vote, ranks_from_environment
+from paceline.parallel.sequence import halo_sizes
 from paceline.parallel.share import share_of_batch
 from paceline.parallel.tables import rows_of
+from paceline.recipes.presets import preset
 from paceline.train.assemble import inspect_machine
+from paceline.train.config import TrainConfig
 from train.tiny import tiny_config
 
 
@@ -116,3 +121,61 @@ def test_record_18_on_eight_ranks() -> None:
     """44 square matrices and 12 each of the MLP's: as equal as 68 can be."""
     sizes = [[share.stop - share.start for share in shares] for shares in deal([44, 12, 12], 8)]
     assert sizes == [[6, 6, 6, 6, 5, 5, 5, 5], [1, 1, 1, 1, 2, 2, 2, 2], [2, 2, 2, 2, 1, 1, 1, 1]]
+
+
+@given(rows=integers(1, 70), world=integers(1, 9))
+def test_rows_are_dealt_as_torch_deals_shards(rows: int, world: int) -> None:
+    whole = torch.arange(rows)
+    chunks = [chunk.tolist() for chunk in whole.chunk(world)]  # ranks beyond these keep none
+    dealt = [whole[rows_of(rank, world, rows)].tolist() for rank in range(world)]
+    assert dealt == chunks + [[]] * (world - len(chunks))
+
+
+# ---- one sequence over several ranks
+
+
+@given(blocks=integers(1, 6), parts=integers(1, 6), reach=integers(0, 4_000))
+def test_a_halo_is_all_that_the_window_reaches_and_there_is(blocks: int, parts: int, reach: int) -> None:
+    tokens = 128 * blocks
+    for part in range(parts):
+        sizes = halo_sizes(part, tokens, reach)
+        assert sum(sizes) == min(reach, part * tokens)
+        assert sizes[1:] == [tokens] * len(sizes[1:])  # whole slices, but for the farthest
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("r18-softcap", {"split_sequence": 0}, "--parallel.split-sequence 0 must be at least 1"),
+        ("r18-softcap", {"split_sequence": 3}, "does not cut --batch.sequence-tokens 65,536 into whole blocks of 128; "
+                                               "use sequences of 65,664"),
+        ("r05-modern-arch", {"split_sequence": 2}, "--model.window.unit none lets every token see all before it"),
+    ],
+)  # fmt: skip
+def test_a_split_that_makes_no_sense_is_refused(name: str, changes: dict[str, int], words: str) -> None:
+    config = preset(name)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        replace(config, parallel=replace(config.parallel, **changes))
+
+
+def test_ranks_that_cannot_share_sequences_are_refused() -> None:
+    batch = BatchConfig(tokens=2048, sequence_tokens=512)
+    for world in (1, 3):
+        with pytest.raises(ConfigError, match=rf"--parallel\.split-sequence 2 does not divide .* ranks, {world};"):
+            share_of_batch(batch, world, 2)
+    share = share_of_batch(replace(batch, micro_tokens=1024), 4, 2)
+    assert (share.sequences, share.micro_sequences, share.sequence_tokens) == (2, 2, 256)
+
+
+def test_passes_of_several_ranks_are_not_compiled_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "paceline.train.assemble.compiler", lambda _: Verdict(name="compiler", usable=True, reason="is here")
+    )
+    config = tiny_config(tmp_path, train=TrainConfig(device="cpu", compile=True))
+    split = replace(config, parallel=ParallelConfig(split_sequence=2))
+    resolved, machine = inspect_machine(split, Ranks(0, 2))
+    assert not resolved.train.compile
+    assert "not compiled, hence slower: under --parallel.split-sequence 2" in machine.lacks[0]
+    assert inspect_machine(replace(config, parallel=ParallelConfig()), Ranks(0, 2))[0].train.compile

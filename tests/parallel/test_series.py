@@ -2,6 +2,7 @@
 
 All experiments run in one launch of torchrun (`series.py`); these are their judges."""
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from paceline.checkpoint import store
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.metrics.card import read_card
 from paceline.metrics.records import EvalRecord, StepRecord, read_metrics
+from parallel import same_run
 from parallel.launch import torchrun
+from parallel.same_run import ALL, SAMPLE, name_of
 from parallel.series import SEQUENCES, STACKS, STEPS
-from train.tiny import write_text_shards
+from train.tiny import weights, write_text_shards
 
 CUTS = ("whole", "micro")
 """A rank's share in one micro-batch, or in as many as it has sequences."""
@@ -45,7 +48,7 @@ class Series:
 def series(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Series:
     folder = tmp_path_factory.mktemp("series")
     write_text_shards(folder / "data")
-    launch = torchrun(request.param, "parallel.series", folder / "data", folder)
+    launch = torchrun(4, "parallel.series", folder / "data", folder, request.param)
     said, _ = launch.communicate()
     assert launch.returncode == 0, said
     return Series(folder, request.param)
@@ -77,6 +80,24 @@ def test_losses_and_weights_are_those_of_one_process(series: Series) -> None:
             name = f"{cut}-{world}"
             assert series.losses(name) == pytest.approx(series.losses("whole-1"), rel=2e-6)  # 2e-7 seen
             assert distance(series.seen(name)[0]["weights"], alone) < 2e-5  # 2e-6 seen
+
+
+def test_ranks_micro_batches_and_shards_change_nothing_but_the_last_digits(series: Series) -> None:
+    """The same 20 steps as 1, 2, 3 and 4 ranks, in 1, 2 and 8 micro-batches, with nothing, Adam's moments of the tables
+    or everything in shards."""
+
+    def read(name: str) -> Tensor:
+        return torch.cat(series.seen(name), dim=1)
+
+    first = name_of(SAMPLE[0])
+    expected, validated = series.losses(first), series.records(first)[1][-1].val_loss
+    assert read(first).shape == (20, 96, same_run.LENGTH)
+    assert len(expected) == 20
+    for name in map(name_of, SAMPLE if series.ranks < 4 else ALL):
+        assert torch.equal(read(name), read(first)), name
+        assert series.losses(name) == pytest.approx(expected, rel=1e-5), name
+        assert series.records(name)[1][-1].val_loss == pytest.approx(validated, rel=1e-5), name
+        assert distance(weights(series.folder / name), weights(series.folder / first)) < 1e-4, name
 
 
 def test_all_ranks_end_with_the_same_bits(series: Series) -> None:
@@ -205,6 +226,88 @@ def test_tables_travel_while_muon_works(series: Series) -> None:
     """Their gradients are not waited for before the matrices' update begins, nor their rows before it ends."""
     for seen in series.seen("order"):
         assert seen[:6] == ["start_sums", "nesterov_", "await_gradients", "start_gather", "move_", "finish_gathers"]
+
+
+# ---- everything in shards
+
+
+@pytest.mark.parametrize("name", ["residual", "padded", "clipped", "bf16-tables"])
+def test_shards_of_everything_make_the_same_run(series: Series, name: str) -> None:
+    """Unreached parameters, padding, a norm over all ranks, tables of another format under recomputation."""
+    whole = f"{name}-2" if name != "bf16-tables" else name
+    assert series.losses(f"{name}-shards") == pytest.approx(series.losses(whole), rel=2e-6)
+    assert distance(weights(series.folder / f"{name}-shards"), weights(series.folder / whole)) < 2e-5
+    found, expected = series.records(f"{name}-shards")[1], series.records(whole)[1]
+    assert [e.val_loss for e in found] == pytest.approx([e.val_loss for e in expected], rel=2e-6)
+
+
+def test_the_gradient_is_the_mean_over_the_global_batch_with_replicas_and_with_shards(series: Series) -> None:
+    (alone,) = series.seen("norm-alone")
+    for ranks in (series.seen("norm-replicas"), series.seen("norm-shards")):
+        assert ranks == pytest.approx([alone] * len(ranks), rel=1e-5)
+
+
+def test_every_rank_keeps_its_share_of_weights_and_slots(series: Series) -> None:
+    saved = store.load(RunFolder(series.folder / "cut-shards").checkpoint(5))
+    whole = {**saved.model, **saved.optimizer}
+    ranks = series.seen("cut-shards")
+    for name in ranks[0]:
+        kept = [rank[name] for rank in ranks]
+        rows = -(-len(whole[name]) // 3)
+        if whole[name].dim() == 2:
+            assert kept[0] == rows * whole[name].size(1)
+            assert sum(kept) == whole[name].numel()
+        else:
+            assert kept == [whole[name].numel()] * 3
+
+
+def test_a_checkpoint_of_shards_is_resumed_by_any_ranks_with_or_without_shards(series: Series) -> None:
+    for name in ("one-after-shards", "two-shards-after-three"):
+        assert series.losses(name) == pytest.approx(series.losses("whole-1"), rel=2e-6), name
+        assert distance(weights(series.folder / name), weights(series.folder / "whole-1")) < 2e-5
+
+
+def test_a_command_with_shards_ends_with_a_sample_as_any_other(series: Series) -> None:
+    """The first rank alone draws it, from the checkpoint, after all have parted."""
+    first, second = series.seen("command")
+    assert "command: finished, validation loss" in first
+    assert second == ""
+    assert isinstance(read_card(series.folder / "command").sample, str)
+
+
+# ---- one sequence over several ranks
+
+
+def test_ranks_of_one_sequence_read_its_slices(series: Series) -> None:
+    (alone,) = series.seen("slices-1")
+    assert torch.equal(torch.cat(series.seen("slices-4"), dim=2), alone)
+    rows = [torch.cat(series.seen("slices-2x2")[first : first + 2], dim=2) for first in (0, 2)]
+    assert torch.equal(torch.cat(rows, dim=1), alone)
+
+
+@pytest.mark.parametrize("name", ["slices-2", "slices-4", "slices-2x2", "slices-2x2-shards"])
+def test_a_split_sequence_makes_the_same_run(series: Series, name: str) -> None:
+    """Its window reaches over up to three slices; documents go on across them; also with recomputed blocks and with
+    everything in shards."""
+    expected = series.records("slices-1")[1][-1].val_loss
+    assert series.losses(name) == pytest.approx(series.losses("slices-1"), rel=2e-6)
+    assert series.records(name)[1][-1].val_loss == pytest.approx(expected, rel=2e-6)
+    assert distance(weights(series.folder / name), weights(series.folder / "slices-1")) < 2e-5
+
+
+# ---- what it costs
+
+
+@pytest.mark.parametrize("name", ["bench", "bench-shards"])
+def test_a_benchmark_of_several_ranks_tells_the_communication_that_is_not_hidden(series: Series, name: str) -> None:
+    result = json.loads((series.folder / f"{name}.json").read_text())
+    assert result["ranks"] == 2
+    assert 0 < result["exposed_communication_s"] < result["step_s"]
+    assert result["communication_share"] == result["exposed_communication_s"] / result["step_s"]
+    assert result["tokens_per_s"] == pytest.approx(512 / result["step_s"])  # of both
+    first, second = series.seen(name)
+    assert "of a step are not hidden" in first
+    assert second == ""
 
 
 # ---- stopping, and the files

@@ -8,6 +8,8 @@ import pytest
 from paceline.core.errors import ConfigError
 from paceline.metrics.config import MetricsConfig
 from paceline.optim.config import AdamConfig, MuonConfig
+from paceline.parallel.config import ParallelConfig
+from paceline.recipes.presets import preset
 from paceline.train.config import TrainConfig
 
 
@@ -32,3 +34,14 @@ from paceline.train.config import TrainConfig
 def test_a_setting_that_cannot_work_is_refused_with_its_flag(config: object, field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=field.replace("_", "-")):
         replace(config, **{field: value})  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "flag"),
+    [(ParallelConfig(fully_shard=True), "--parallel.fully-shard"),
+     (ParallelConfig(split_sequence=2), "--parallel.split-sequence 2")],
+)  # fmt: skip
+def test_instruments_and_passes_of_several_ranks_exclude_each_other(parallel: ParallelConfig, flag: str) -> None:
+    record = replace(preset("r18-softcap"), parallel=parallel)
+    with pytest.raises(ConfigError, match=f"--metrics.instruments .* {flag} leaves on no rank"):
+        replace(record, metrics=replace(record.metrics, instruments=True))

@@ -196,10 +196,14 @@ def test_a_limit_that_asks_for_recomputation_gives_the_same_losses(
     assert losses(tmp_path / "limited") == pytest.approx(losses(tmp_path / "free"), rel=5e-4)
 
 
-def test_a_micro_batch_that_is_asked_for_is_taken_whatever_the_limit(tmp_path: Path) -> None:
+def test_a_micro_batch_that_is_asked_for_is_taken_whatever_the_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = unstated(tmp_path / "data", limit_gib=1e-6, steps=1)
     stated = replace(config, batch=replace(config.batch, micro_tokens=512))
     done = run(stated, tmp_path / "run")
+    line = "--train.memory-limit-gib 1e-06 is of no effect on a CPU: --batch.micro-tokens 512 says how a step is cut"
+    assert line in capsys.readouterr().out.splitlines()
     assert done.parts.config.batch.micro_tokens == 512
     assert not done.parts.config.train.recompute
     with pytest.raises(ConfigError, match=r"--train\.memory-limit-gib 1e-06 is too little even for .* it needs .*iB"):
@@ -216,6 +220,16 @@ def test_a_resumed_run_is_cut_as_before(tmp_path: Path) -> None:
     assert "as before" in str(done.parts.fit)
     one, other = weights(tmp_path / "cut"), weights(tmp_path / "whole")
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_resumed_run_that_is_cut_otherwise_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = unstated(tmp_path / "data", steps=2)
+    run(replace(config, train=replace(config.train, stop_after=1)), tmp_path / "run")
+    capsys.readouterr()
+    resume_run(replace(config, batch=replace(config.batch, micro_tokens=256)), RunFolder(tmp_path / "run"))
+    line = "cut otherwise than before: micro-batches of 256 tokens: asked for"
+    assert line in capsys.readouterr().out.splitlines()
+    assert line in read_card(tmp_path / "run").notes
 
 
 def test_a_lower_cut_that_was_remembered_after_running_out_goes_before_that_of_the_card(tmp_path: Path) -> None:

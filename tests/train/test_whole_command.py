@@ -149,3 +149,11 @@ def test_flags_that_mean_nothing(
     flags: tuple[str, ...], words: str, trained: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert words in mistake(capfd, str(trained), *flags)
+
+
+def test_a_launch_that_is_refused_leaves_no_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    for out in ((), ("--out", "new"), ("--out", "mine")):
+        assert main(["train", "demo", "--data.dir", "nowhere", *out]) == 2
+    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == ["mine", "runs"]

@@ -3,7 +3,9 @@
 runs/<name>/config.json  card.json  metrics.jsonl  tokenizer.json  checkpoints/step_000500/  report.html
 """
 
+import contextlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +100,18 @@ def new_run_folder(name: str, out: str | None, *, launch: str | None = None) -> 
         return _made(Path(out), launch)
     candidates = (RUNS / (name if number == 1 else f"{name}-{number}") for number in range(1, 1_000_000))
     return _made(next(path for path in candidates if not path.exists() or _is_of(launch, path)), launch)
+
+
+@contextlib.contextmanager
+def left_only_if_used(folder: RunFolder) -> Iterator[None]:
+    """A folder in which nothing was written when an error leaves the block goes, too."""
+    try:
+        yield
+    except BaseException:
+        if all(path.name == LAUNCH_FILE for path in folder.path.iterdir()):
+            (folder.path / LAUNCH_FILE).unlink(missing_ok=True)
+            folder.path.rmdir()
+        raise
 
 
 def _is_of(launch: str | None, path: Path) -> bool:

@@ -2,12 +2,13 @@
 
 import contextlib
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.commands.train import base_config
 from paceline.core.command_line import Bare, Positional, parse
@@ -15,14 +16,20 @@ from paceline.core.errors import ConfigError
 from paceline.core.files import write_json
 from paceline.core.schema import Change, changes
 from paceline.lab.bench.start import START_STEPS, compile_cache, measure_start
+from paceline.parallel.voice import one_voice
 from paceline.recipes.presets import preset
 from paceline.train.config import RunConfig
+
+if TYPE_CHECKING:
+    from paceline.parallel.ranks import Ranks
+    from paceline.train.assemble import Machine
 
 STEP_HELP = """Measure a preset's training step: seconds over its schedule, memory, start, and where the time goes.
 
 example: paceline bench step r18-softcap --steps 266 --data.dir data/fineweb10B --out step.json
 
-Only the profile: --no-times --no-start. Flags of `paceline train` change the preset."""
+Only the profile: --no-times --no-start. Flags of `paceline train` change the preset. Behind torchrun the step is shared
+by its ranks, and the result says how much of it is communication that is not hidden; a start is not measured there."""
 GEMM_HELP = """Time the matrix products of a preset's step by themselves, in its own shapes.
 
 example: paceline bench gemm r18-softcap --out gemm.json
@@ -80,15 +87,18 @@ class GemmArgs(BenchArgs):
 def step(argv: Sequence[str]) -> int:
     from paceline.lab.bench.show import show_step
 
-    base = base_config(argv)
-    arguments = parse_arguments(StepArgs, argv, base)
-    if arguments.start and arguments.config.steps < START_STEPS:
-        raise ConfigError(
-            f"--steps {arguments.config.steps}: a start is measured over {START_STEPS}; use more, or --no-start"
-        )
-    with tempfile.TemporaryDirectory() as folder:
-        result = _measure_step(arguments, base, Path(folder))
-    return _give(result, arguments, ["bench", "step", *argv], show_step)
+    with one_voice():
+        base = base_config(argv)
+        arguments = parse_arguments(StepArgs, argv, base)
+        if "LOCAL_RANK" in os.environ:  # a start is of processes of its own, which would be ranks of nothing
+            arguments = replace(arguments, start=False)
+        if arguments.start and arguments.config.steps < START_STEPS:
+            raise ConfigError(
+                f"--steps {arguments.config.steps}: a start is measured over {START_STEPS}; use more, or --no-start"
+            )
+        with tempfile.TemporaryDirectory() as folder:
+            result = _measure_step(arguments, base, Path(folder))
+    return 0 if result is None else _give(result, arguments, ["bench", "step", *argv], show_step)
 
 
 def gemm(argv: Sequence[str]) -> int:
@@ -114,33 +124,47 @@ def parse_arguments(cls: type[Args], argv: Sequence[str], base: RunConfig) -> Ar
     return arguments
 
 
-def _measure_step(arguments: StepArgs, base: RunConfig, folder: Path) -> dict[str, Any]:
-    """The start comes first: what it has compiled is there for the steps, and the device is all its own."""
+def _measure_step(arguments: StepArgs, base: RunConfig, folder: Path) -> dict[str, Any] | None:
+    """The start comes first: what it has compiled is there for the steps, and the device is all its own. None on ranks
+    that do not speak."""
+    from paceline.parallel.meeting import joined
+    from paceline.parallel.ranks import ranks_from_environment
+    from paceline.train.assemble import inspect_machine
+    from paceline.train.run import agreed_facts
+
     with compile_cache(folder / "cache") if arguments.start else contextlib.nullcontext():
         starts = measure_start(train_words(arguments, base), folder, say=_say) if arguments.start else {}
-        measured = _measure_here(arguments, folder)
-    return {"cold_start_s": starts.get("cold"), "warm_start_s": starts.get("warm"), **measured}
+        ranks = ranks_from_environment()
+        config, machine = inspect_machine(arguments.config, ranks)
+        with joined(ranks, machine.device, agreed_facts(arguments.config), config.parallel):
+            measured = _measure_here(arguments, config, machine, ranks, folder)
+    return {"cold_start_s": starts.get("cold"), "warm_start_s": starts.get("warm"), **measured} if ranks.first else None
 
 
-def _measure_here(arguments: StepArgs, folder: Path) -> dict[str, Any]:
+def _measure_here(
+    arguments: StepArgs, config: RunConfig, machine: "Machine", ranks: "Ranks", folder: Path
+) -> dict[str, Any]:
     from paceline.lab.bench.matmul import measured_peak
     from paceline.lab.bench.step_result import figures_of_profile, figures_of_times
     from paceline.lab.bench.steps import Steps
 
-    steps = Steps(arguments.config, folder)
-    peak_flops_per_s = measured_peak(steps.machine)
-    times = profile = None
+    say = _say if ranks.first else lambda _: None
+    steps = Steps(config, machine, folder, ranks)
+    peak_flops_per_s = measured_peak(machine)
+    times = profile = silent = None
     if arguments.times or arguments.profile:
-        _say("first steps, which compile where the preset asks for it")
+        say("first steps, which compile where the preset asks for it")
         steps.warm_up()
     if arguments.times:
-        _say("timed steps")
+        say("timed steps")
         times = steps.times(points=arguments.points, repeats=arguments.repeats)
     if arguments.profile:
-        _say("profiled steps")
-        profile = steps.profile(None if arguments.trace is None else Path(arguments.trace))
+        say("profiled steps")
+        profile = steps.profile(Path(arguments.trace) if arguments.trace is not None and ranks.first else None)
+    if arguments.times:  # last: it spoils the weights
+        silent = steps.silent_times(points=arguments.points, repeats=arguments.repeats)
     return {
-        **figures_of_times(steps.config, times, peak_flops_per_s),
+        **figures_of_times(config, times, silent, peak_flops_per_s, ranks.world),
         **figures_of_profile(profile, steps.sizes()),
         "micro_tokens": steps.config.batch.micro_tokens,
         "notes": list(steps.machine.notes),

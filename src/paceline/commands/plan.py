@@ -31,7 +31,8 @@ class PlanArgs:
     """Shrink width, head width, vocabulary, batch and steps together: a number in (0, 1], or 1/16."""
     cluster: Bare[Cluster] = field(default_factory=lambda: Cluster(gpu="h100", gpus=8))
     profile: Literal["reference", "fast"] = "fast"
-    """Whose efficiency: `reference`, the records' scripts and PyTorch's compiled paths; `fast`, kernels of our own."""
+    """Whose efficiency: `reference`, the records' scripts and PyTorch's compiled paths, also by --train.no-fast-paths;
+    `fast`, kernels of our own."""
     price: float | None = None
     """USD for a GPU and hour; None: a typical offer."""
     document_tokens: float = DOCUMENT_TOKENS
@@ -46,7 +47,7 @@ def plan(argv: Sequence[str]) -> int:
     at = Setting(
         config=arguments.config,
         cluster=arguments.cluster,
-        profile=arguments.profile,
+        profile=arguments.profile if arguments.config.train.fast_paths else "reference",
         document_tokens=arguments.document_tokens,
     )
     found = plan_of(at, price=arguments.price)

@@ -4,10 +4,11 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from paceline.checkpoint.run_folder import RunFolder, new_run_folder, open_run
+from paceline.checkpoint.run_folder import RunFolder, left_only_if_used, new_run_folder, open_run
 from paceline.core.command_line import Bare, Positional, parse
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.schema import changes, from_dict
@@ -86,11 +87,14 @@ def _start(arguments: TrainArgs) -> tuple[RunFolder, "Finished"]:
     from paceline.train.run import start_run
 
     ranks, name, launch = ranks_from_environment(), arguments.config.preset, launch_name()
-    folder = RunFolder(Path(name))
-    if ranks.first:  # it alone writes
-        folder = new_run_folder(name, arguments.out, launch=launch)
-    again = launch is not None
-    return folder, start_run(arguments.config, folder, preset=preset(name), ranks=ranks, again=again)
+    begin = partial(start_run, arguments.config, preset=preset(name), ranks=ranks, again=launch is not None)
+    if not ranks.first:
+        folder = RunFolder(Path(name))
+        return folder, begin(folder)
+    was_there = arguments.out is not None and Path(arguments.out).exists()
+    folder = new_run_folder(name, arguments.out, launch=launch)  # the first alone writes
+    with contextlib.nullcontext() if was_there else left_only_if_used(folder):
+        return folder, begin(folder)
 
 
 def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finished"]:
@@ -115,7 +119,7 @@ def _conclude(folder: RunFolder, done: "Finished", *, finish: bool) -> None:
 
     card = done.card
     if finish and card.finished and done.parts.tokenizer is not None:
-        card = replace(card, sample=_sample(done, done.parts.tokenizer))
+        card = replace(card, sample=_sample(folder, done, done.parts.tokenizer))
         write_card(folder.path, card)
         print(f"\n{card.sample}\n")
     loss = "" if card.val_loss is None else f", validation loss {card.val_loss:.4f}"
@@ -128,11 +132,16 @@ def _conclude(folder: RunFolder, done: "Finished", *, finish: bool) -> None:
         _report(folder)
 
 
-def _sample(done: "Finished", tokenizer: "Tokenizer") -> str:
+def _sample(folder: RunFolder, done: "Finished", tokenizer: "Tokenizer") -> str:
     from paceline.evaluate.generate import sample_text
+    from paceline.evaluate.load import load_run
 
-    window = done.parts.config.model.window.tokens_at(1, 1)
-    return sample_text(done.parts.model, tokenizer, "", SamplingConfig(), window=window, new_tokens=SAMPLE_TOKENS)
+    parts = done.parts
+    model = parts.model
+    if parts.tables.passes_together:  # this rank alone has no whole model
+        model = load_run(str(folder.path), device=parts.config.train.device).model
+    window = parts.config.model.window.tokens_at(1, 1)
+    return sample_text(model, tokenizer, "", SamplingConfig(), window=window, new_tokens=SAMPLE_TOKENS)
 
 
 def _report(folder: RunFolder) -> None:

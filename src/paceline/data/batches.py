@@ -14,7 +14,7 @@ import numpy as np
 from paceline.core.errors import ConfigError
 from paceline.data.aligned import AlignedCorpus
 from paceline.data.config import BatchConfig, DataConfig
-from paceline.data.corpus import Batch, Corpus, Source, open_corpus
+from paceline.data.corpus import IGNORED_TARGET, Batch, Corpus, Source, open_corpus
 from paceline.data.order import Order, make_order
 
 __all__ = ["Batch", "Corpus", "Cursor", "batches", "check_one_pass", "open_corpus", "validation_batches"]
@@ -85,6 +85,12 @@ def validation_batches(
     share = windows[rank * len(windows) // world : (rank + 1) * len(windows) // world]
     for first in range(0, len(share), micro_sequences):
         yield source.take(share[first : first + micro_sequences], sequence_tokens)
+
+
+def nothing_counted(sequence_tokens: int) -> Batch:
+    """A sequence of which no target counts, for who must make a pass and has nothing to look at."""
+    tokens = np.zeros((1, sequence_tokens), dtype=np.int32)
+    return Batch(tokens, np.full(tokens.shape, IGNORED_TARGET, dtype=np.int64))
 
 
 def validation_windows(source: Source, sequence_tokens: int, tokens: int) -> np.ndarray:

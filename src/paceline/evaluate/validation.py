@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.data.batches import Batch
+from paceline.data.corpus import IGNORED_TARGET, Batch
 from paceline.parallel.ranks import ALONE, Ranks
 
 CPU = torch.device("cpu")
@@ -44,8 +44,9 @@ def validate(
         inputs = torch.from_numpy(batch.tokens).to(device)
         targets = torch.from_numpy(batch.targets).to(device)
         total += forward(inputs, targets, window).sum(dtype=torch.float64)
-        tokens += batch.targets.size
-        text_bytes += 0 if token_bytes is None else int(token_bytes[batch.targets].sum())
+        counted = batch.targets[batch.targets != IGNORED_TARGET]
+        tokens += counted.size
+        text_bytes += 0 if token_bytes is None else int(token_bytes[counted].sum())
     counts = torch.tensor([tokens, text_bytes], dtype=torch.float64, device=device)
     nats, all_tokens, all_bytes = ranks.sum_(torch.cat([total[None], counts])).tolist()
     bits = nats / math.log(2) / all_bytes if all_bytes > 0 else None

@@ -6,6 +6,7 @@ are properties here, so that the model, the planner and the parameter count use 
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from paceline.core.errors import ConfigError
@@ -103,6 +104,10 @@ class PrecisionConfig:
         return replace(self, compute=compute)
 
 
+MOST_LAYERS = 100_000
+"""What is worked out layer by layer takes a second for so many."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A GPT as a list of switches. Defaults are the plain choice; records.md's names are in the docstrings."""
@@ -185,6 +190,8 @@ class ModelConfig:
         ):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"--model.{name.replace('_', '-')} {value} must be at least 1")
+        if self.num_layers > MOST_LAYERS:
+            raise ConfigError(f"--model.num-layers {self.num_layers:,} exceeds {MOST_LAYERS:,}, far beyond any model")
         for name in ("norm_eps", "qk_norm_eps"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ConfigError(
@@ -260,12 +267,12 @@ class ModelConfig:
     def head_rows(self) -> int:
         return round_up(self.vocab_size, self.head_multiple)
 
-    @property
+    @cached_property
     def attentionless(self) -> frozenset[int]:
         """Indices of the blocks without attention, counted from the start."""
         return frozenset(layer % self.num_layers for layer in self.layers_without_attention)
 
-    @property
+    @cached_property
     def value_table_of_layer(self) -> tuple[int | None, ...]:
         """For each layer the value table that it looks up, or None. Without attention there are no values to mix with,
         so such a layer has none."""
@@ -285,7 +292,7 @@ class ModelConfig:
             return (*ends, *(None for _ in range(layers - 2 * self.value_ends)), *ends)
         return (None,) * layers
 
-    @property
+    @cached_property
     def value_tables(self) -> tuple[int, ...]:
         """The tables that some layer looks up, ascending. One that no layer asks for does not exist, and the others
         keep their numbers, hence their names and their start."""

@@ -49,11 +49,13 @@ class GPT(nn.Module):
         run_block: RunBlock = run_plainly,
         attend_from: AttendFrom = attend_from_plain,
         feed_forward: FeedForward = feed_forward,
+        first_position: int = 0,
     ) -> None:
         """`plan`, `loss`, `attend_from` and `feed_forward` are back ends of the same mathematics, `run_block` may wrap
-        every block but not change what it computes; `seed` decides the initial weights."""
+        every block but not change what it computes; `seed` decides the initial weights. `first_position`: where in its
+        sequence the first token stands that a pass is given."""
         super().__init__()
-        self.config, self.end_of_text = config, end_of_text
+        self.config, self.end_of_text, self.first_position = config, end_of_text, first_position
         self.plan, self.loss, self.run_block = plan, loss, run_block
         self.embeddings = Embeddings(config)
         self.blocks = nn.ModuleList(
@@ -93,7 +95,7 @@ class GPT(nn.Module):
     def _stream_of(self, tokens: Tensor, window: Tensor) -> Tensor:
         documents = document_ids(tokens, self.end_of_text) if self.config.document_mask else None
         attend = self.plan(self.config, documents, tokens.size(-1), window)
-        return self.stream(tokens, attend, start=0)
+        return self.stream(tokens, attend, start=self.first_position)
 
     def stream(self, tokens: Tensor, attend: Attend, *, start: int) -> Tensor:
         """The residual stream after the last block, (B, T, width), for tokens at positions `start` and on."""

@@ -51,17 +51,16 @@ class AdamGroup:
     table, only this process's rows."""
 
     def __init__(self, params: Mapping[str, nn.Parameter], lr: float, tables: Tables) -> None:
-        self.params = dict(params)
+        self.params, self.lr, self.tables = dict(params), lr, tables
         self.rows = {name: rows for name, param in params.items() if (rows := tables.rows(param)) is not None}
-        self.lr = lr
-        self.weights = [self._own(name, param.detach()) for name, param in params.items()]
+        self.weights = [tables.own(param, param.detach()) for param in params.values()]
         self.exp_avgs = [torch.zeros_like(own, memory_format=torch.contiguous_format) for own in self.weights]
         self.exp_avg_sqs = [torch.zeros_like(own, memory_format=torch.contiguous_format) for own in self.weights]
 
     def grads(self) -> list[Tensor]:
         return [
-            torch.zeros_like(own) if param.grad is None else self._own(name, param.grad)
-            for own, (name, param) in zip(self.weights, self.params.items(), strict=True)
+            torch.zeros_like(own) if param.grad is None else self.tables.own(param, param.grad)
+            for own, param in zip(self.weights, self.params.values(), strict=True)
         ]
 
     def slots(self, moments: list[Tensor]) -> dict[str, Slot]:
@@ -70,9 +69,6 @@ class AdamGroup:
             name: Slot([own], param, self.rows[name]) if name in self.rows else Slot([own])
             for own, (name, param) in zip(moments, self.params.items(), strict=True)
         }
-
-    def _own(self, name: str, tensor: Tensor) -> Tensor:
-        return tensor[self.rows[name]] if name in self.rows else tensor
 
 
 class Adam:

@@ -4,7 +4,8 @@ Matrices of one shape form a stack (n, r, c) that moves as one batch; momentum l
 stay where the model has them and are gathered at each step (a copy of the gradients, small beside the products). A
 fused matrix enters as its parts, each a member of the stack of its own shape and scaled by that shape: it is then the
 same optimizer as for separate matrices. A matrix without a gradient counts as one whose gradient is zero, so that every
-rank and every step does the same work; with no momentum yet its update is zero.
+rank and every step does the same work; with no momentum yet its update is zero. Where processes share parameters by
+rows, momentum and moves are of the rows that are kept here, and only `ShareWork` ever sees a whole matrix.
 """
 
 import math
@@ -18,15 +19,17 @@ from torch import Tensor, nn
 
 from paceline.optim.config import MuonConfig
 from paceline.optim.slots import Slot
+from paceline.optim.tables import AllHere, Tables
 
 Orthogonalise = Callable[[Tensor], Tensor]
 """Directions (n, r, c) to orthogonal factors (n, r, c), each matrix independent of the others."""
-ShareWork = Callable[[Orthogonalise, list[Tensor]], Iterable[Tensor]]
-"""Decides which process orthogonalises which matrices. The work is done when it returns; every stack, complete on every
-process, may still be on its way until it is taken."""
+ShareWork = Callable[[Orthogonalise, list[Tensor], Sequence["Stack"]], Iterable[Tensor]]
+"""Decides which process orthogonalises which matrices, given the direction of every stack as its momentum is laid out.
+The work is done when it returns; the result of a stack, in the same layout, may still be on its way until it is
+taken."""
 
 
-def all_here(orthogonalise: Orthogonalise, directions: list[Tensor]) -> list[Tensor]:
+def all_here(orthogonalise: Orthogonalise, directions: list[Tensor], _: Sequence["Stack"]) -> list[Tensor]:
     """The `ShareWork` of a single process."""
     return [orthogonalise(stack) for stack in directions]
 
@@ -34,7 +37,7 @@ def all_here(orthogonalise: Orthogonalise, directions: list[Tensor]) -> list[Ten
 def nesterov_(momentum_buffer: Tensor, grads: Tensor, momentum: float, *, form: Literal["sum", "average"]) -> Tensor:
     """Take the gradients into the momentum buffer, in place, and return the look-ahead direction U.
 
-    sum: b ← μb + G, U = G + μb. average: the same with (1-μ)G for G. `grads` (n, r, c) in the buffer's dtype."""
+    sum: b ← μb + G, U = G + μb. average: the same with (1-μ)G for G. `grads` has the buffer's shape and dtype."""
     fresh = grads if form == "sum" else grads * (1.0 - momentum)
     momentum_buffer.mul_(momentum).add_(fresh)
     return fresh + momentum_buffer * momentum
@@ -45,14 +48,6 @@ def shape_factor(rows: int, cols: int, rule: Literal["longest_side", "aspect"]) 
     return math.sqrt(max(rows, cols)) if rule == "longest_side" else math.sqrt(max(1.0, rows / cols))
 
 
-def move_(weights: list[Tensor], X: Tensor, *, lr: float, factor: float, weight_decay: float) -> None:
-    """M ← M (1 - lr·wd) - lr·factor·X for each matrix M, in place. The decay does not see the shape factor."""
-    updates = X.to(weights[0].dtype) * (lr * factor)
-    if weight_decay:
-        torch._foreach_mul_(weights, 1.0 - lr * weight_decay)
-    torch._foreach_sub_(weights, updates.unbind(0))
-
-
 @dataclass(frozen=True, eq=False)  # itself alone: tensors do not compare to one truth value
 class Member:
     """The rows of a parameter that move as one matrix: all of them, or one part of a fused matrix."""
@@ -60,31 +55,57 @@ class Member:
     param: nn.Parameter
     start: int
     stop: int
+    tables: Tables
+
+    @property
+    def kept(self) -> slice:
+        """Those of them that this process keeps, as rows of all that it keeps of the parameter."""
+        own = self.tables.rows(self.param) or slice(0, len(self.param))
+        first, end = (min(max(row, own.start), own.stop) - own.start for row in (self.start, self.stop))
+        return slice(first, end)
 
     def weight(self) -> Tensor:
-        return self.param.detach()[self.start : self.stop]
+        return self.tables.own(self.param, self.param.detach())[self.kept]
 
     def grad(self) -> Tensor:
         if self.param.grad is None:
             return torch.zeros_like(self.weight())
-        return self.param.grad[self.start : self.stop]
+        return self.tables.own(self.param, self.param.grad)[self.kept]
 
 
 class Stack:
-    """Members of one shape, dtype and device, with their momentum as one (n, r, c) buffer of fp32 or wider."""
+    """Members of one shape, dtype and device, with their momentum as one buffer of fp32 or wider: (n, r, c) or, where
+    processes share them by rows, the kept rows of all members one after another, (k, c)."""
 
     def __init__(self, members: list[Member]) -> None:
         self.members = members
-        like = members[0].weight()
-        self.rows, self.cols = like.shape
-        dtype = torch.promote_types(like.dtype, torch.float32)
-        self.momentum = torch.zeros(len(members), self.rows, self.cols, dtype=dtype, device=like.device)
+        self.rows, self.cols = members[0].stop - members[0].start, members[0].param.shape[1]
+        weights = self.weights()
+        self.kept_rows = [len(weight) for weight in weights]
+        self.whole = all(member.tables.rows(member.param) is None for member in members)
+        shape = (len(members), self.rows) if self.whole else (sum(self.kept_rows),)
+        dtype = torch.promote_types(weights[0].dtype, torch.float32)
+        self.momentum = torch.zeros(*shape, self.cols, dtype=dtype, device=weights[0].device)
 
     def grads(self) -> Tensor:
-        return torch.stack([member.grad() for member in self.members]).to(self.momentum.dtype)
+        join = torch.stack if self.whole else torch.cat
+        return join([member.grad() for member in self.members]).to(self.momentum.dtype)
 
     def weights(self) -> list[Tensor]:
         return [member.weight() for member in self.members]
+
+    def by_member(self, of_all: Tensor) -> tuple[Tensor, ...]:
+        """What is laid out as the momentum is, a view for each member."""
+        return of_all.unbind(0) if self.whole else of_all.split(self.kept_rows)
+
+
+def move_(stack: Stack, X: Tensor, *, lr: float, factor: float, weight_decay: float) -> None:
+    """M ← M (1 - lr·wd) - lr·factor·X for each matrix M, in place. The decay does not see the shape factor."""
+    weights = stack.weights()
+    updates = X.to(weights[0].dtype) * (lr * factor)
+    if weight_decay:
+        torch._foreach_mul_(weights, 1.0 - lr * weight_decay)
+    torch._foreach_sub_(weights, stack.by_member(updates))
 
 
 class Muon:
@@ -98,30 +119,39 @@ class Muon:
         parts: Mapping[str, int | Sequence[int]],
         orthogonalise: Orthogonalise,
         share_work: ShareWork = all_here,
+        tables: Tables | None = None,
     ) -> None:
         self.config = config
         self.orthogonalise = orthogonalise
         self.share_work = share_work
-        members = {name: _members(name, param, parts.get(name, 1)) for name, param in params.items()}
+        shared = tables or AllHere()
+        members = {name: _members(name, param, parts.get(name, 1), shared) for name, param in params.items()}
         self.stacks = _stacks(member for group in members.values() for member in group)
-        slot_of = dict(pair for stack in self.stacks for pair in zip(stack.members, stack.momentum, strict=True))
-        self.slots = {name: [slot_of[member] for member in group] for name, group in members.items()}
+        slot_of = dict(
+            pair for stack in self.stacks for pair in zip(stack.members, stack.by_member(stack.momentum), strict=True)
+        )
+        self.slots = {name: _slot([slot_of[member] for member in group], group[0]) for name, group in members.items()}
 
     def step(self, *, lr: float, momentum: float, meanwhile: Callable[[], None] = lambda: None) -> None:
         """`meanwhile` is called when this process has done its share and others' results may be on their way."""
         form, rule = self.config.momentum_form, self.config.scale_rule
         directions = [nesterov_(stack.momentum, stack.grads(), momentum, form=form) for stack in self.stacks]
-        orthogonal = self.share_work(self.orthogonalise, directions)
+        orthogonal = self.share_work(self.orthogonalise, directions, self.stacks)
         meanwhile()
         for stack, X in zip(self.stacks, orthogonal, strict=True):
             factor = shape_factor(stack.rows, stack.cols, rule)
-            move_(stack.weights(), X, lr=lr, factor=factor, weight_decay=self.config.weight_decay)
+            move_(stack, X, lr=lr, factor=factor, weight_decay=self.config.weight_decay)
 
     def state(self) -> dict[str, Slot]:
-        return {f"muon.momentum.{name}": Slot(buffers) for name, buffers in self.slots.items()}
+        return {f"muon.momentum.{name}": slot for name, slot in self.slots.items()}
 
 
-def _members(name: str, param: nn.Parameter, parts: int | Sequence[int]) -> list[Member]:
+def _slot(buffers: list[Tensor], of: Member) -> Slot:
+    rows = of.tables.rows(of.param)
+    return Slot(buffers) if rows is None else Slot(buffers, of.param, rows)
+
+
+def _members(name: str, param: nn.Parameter, parts: int | Sequence[int], tables: Tables) -> list[Member]:
     """The matrices inside one parameter: `parts` equal ones, or one for each number of rows."""
     if param.ndim != 2:
         raise ValueError(f"{name} has shape {tuple(param.shape)}, but Muon moves matrices; put it in another class")
@@ -129,13 +159,14 @@ def _members(name: str, param: nn.Parameter, parts: int | Sequence[int]) -> list
     sizes = [rows // parts] * parts if isinstance(parts, int) else list(parts)
     if sum(sizes) != rows:
         raise ValueError(f"{name} has {rows} rows, which do not make {parts} parts; give the rows of each part")
-    return [Member(param, stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+    return [Member(param, stop - size, stop, tables) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def _stacks(members: Iterable[Member]) -> list[Stack]:
     """Members by shape, dtype and device, in the order in which they first appear."""
-    groups: dict[tuple[torch.Size, torch.dtype, torch.device], list[Member]] = {}
+    groups: dict[tuple[int, int, torch.dtype, torch.device], list[Member]] = {}
     for member in members:
-        weight = member.weight()
-        groups.setdefault((weight.shape, weight.dtype, weight.device), []).append(member)
+        param = member.param
+        shape = member.stop - member.start, param.shape[1]
+        groups.setdefault((*shape, param.dtype, param.device), []).append(member)
     return [Stack(group) for group in groups.values()]

@@ -18,7 +18,7 @@ from paceline.optim.config import AdamConfig, MuonConfig, OptimConfig
 from paceline.optim.muon import Muon, Orthogonalise, ShareWork, all_here
 from paceline.optim.newton_schulz import orthogonalise, orthogonalise_symmetric
 from paceline.optim.slots import Slot
-from paceline.optim.tables import AllHere, Tables
+from paceline.optim.tables import AllHere, Tables, global_norm
 
 ParamClass = Literal["matrices", "embeddings", "head", "scalars"]
 NamedParams = Mapping[str, nn.Parameter]
@@ -30,8 +30,8 @@ class Optimizer:
     `parts` names fused matrices: how many equal parts they have, or the rows of each. Without `bf16_products` the
     Newton–Schulz iteration runs in fp32 whatever the config asks. `compiled` compiles that iteration; rates and
     momentum stay outside of it, so nothing recompiles when they change. `fused` takes kernels that compute symmetric
-    products once, where they know the config. `share_work` spreads the iteration over processes,
-    `tables` Adam's work on the large tables."""
+    products once, where they know the config. `share_work` spreads the iteration over processes;
+    `tables` says which rows of a parameter are kept here."""
 
     def __init__(
         self,
@@ -51,9 +51,15 @@ class Optimizer:
         self.steps_taken = 0
         by_muon = self.classes.get("matrices", {}) if config.matrices == "muon" else {}
         by_adam = {kind: named for kind, named in self.classes.items() if named is not by_muon}
-        newton_schulz = _newton_schulz(config.muon, bf16_products=bf16_products, compiled=compiled, fused=fused)
-        self._muon = Muon(by_muon, config.muon, parts=parts or {}, orthogonalise=newton_schulz, share_work=share_work)
         self._tables = tables or AllHere()
+        self._muon = Muon(
+            by_muon,
+            config.muon,
+            parts=parts or {},
+            orthogonalise=_newton_schulz(config.muon, bf16_products=bf16_products, compiled=compiled, fused=fused),
+            share_work=share_work,
+            tables=self._tables,
+        )
         self._adams = _adams(by_adam, config.adam, self._tables)
 
     @torch.no_grad()
@@ -93,7 +99,8 @@ class Optimizer:
     @torch.no_grad()
     def gradient_norm(self) -> Tensor:
         """Norm of all gradients as one vector, fp32, 0-D, on their device."""
-        return global_norm(self._grads())
+        self._tables.await_gradients()
+        return self._tables.norm(self._all_params())
 
     def state_dict(self, *, wanted: bool = True) -> dict[str, Tensor]:
         """The whole state by name, one entry per parameter and slot whatever the stacking. Copies: later steps do not
@@ -117,8 +124,8 @@ class Optimizer:
             slot.fill(state[name])
 
     def _clip(self, clip_norm: float) -> None:
-        grads = self._grads()
-        scale = (clip_norm / (global_norm(grads) + 1e-6)).clamp(max=1.0)  # 1e-6: as torch.nn.utils.clip_grad_norm_
+        scale = (clip_norm / (self.gradient_norm() + 1e-6)).clamp(max=1.0)  # 1e-6: as torch.nn.utils.clip_grad_norm_
+        grads = [self._tables.own(param, param.grad) for param in self._all_params() if param.grad is not None]
         torch._foreach_mul_(grads, scale)
 
     def _slots(self) -> dict[str, Slot]:
@@ -129,18 +136,6 @@ class Optimizer:
 
     def _all_params(self) -> list[nn.Parameter]:
         return [param for named in self.classes.values() for param in named.values()]
-
-    def _grads(self) -> list[Tensor]:
-        self._tables.await_gradients()
-        return [param.grad for param in self._all_params() if param.grad is not None]
-
-
-def global_norm(tensors: list[Tensor]) -> Tensor:
-    """Norm of all tensors as one vector, summed in fp32 whatever their dtype; 0-D, without waiting for the device."""
-    if not tensors:
-        return torch.zeros(())
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32)))
-    return norm
 
 
 def _ratio(before: list[Tensor], after: list[Tensor]) -> Tensor:

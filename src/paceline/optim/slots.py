@@ -11,7 +11,8 @@ class Slot:
     pieces: list[Tensor]
     """Buffers that follow each other by rows, in stacks of different shapes perhaps."""
     table: Tensor | None = None
-    """The parameter, if only `rows` of its state are kept here and other processes have the rest."""
+    """The parameter, if only `rows` of its state are kept here and other processes have the rest: the pieces then are
+    those rows."""
     rows: slice | None = None
 
     @property
@@ -32,8 +33,9 @@ class Slot:
 
     def fill(self, whole: Tensor) -> None:
         """Take what is kept here from the whole, into the buffers."""
+        kept = whole if self.rows is None else whole[self.rows]
         if len(self.pieces) == 1:
-            self.pieces[0].copy_(whole if self.rows is None else whole[self.rows])
+            self.pieces[0].copy_(kept)
             return
-        for piece, part in zip(self.pieces, whole.split([len(piece) for piece in self.pieces]), strict=True):
+        for piece, part in zip(self.pieces, kept.split([len(piece) for piece in self.pieces]), strict=True):
             piece.copy_(part)

@@ -1,9 +1,12 @@
-"""The large tables (embeddings, head) as Adam meets them when several processes train together. The other side is
-`parallel/tables.py`; a process that is alone keeps all rows and has nobody to wait for."""
+"""Parameters that several processes share, as the optimizer meets them: the large tables (embeddings, head), or all of
+them. The other side is `parallel/tables.py` and `parallel/shards.py`; a process that is alone keeps all rows and has
+nobody to wait for."""
 
+from collections.abc import Iterable
 from typing import Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 
 class Tables(Protocol):
@@ -14,6 +17,12 @@ class Tables(Protocol):
 
     def rows(self, table: Tensor) -> slice | None:
         """The rows that this process keeps moments of and updates; None: all, and so for any other parameter."""
+
+    def own(self, table: Tensor, of: Tensor) -> Tensor:
+        """Those rows of the parameter itself or of its gradient, as a view."""
+
+    def norm(self, params: Iterable[nn.Parameter]) -> Tensor:
+        """`global_norm` of these parameters' whole gradients, the same on every process."""
 
     def start_gather(self, table: Tensor) -> None:
         """The own rows are updated; begin to fill in those of the others."""
@@ -34,6 +43,12 @@ class AllHere:
     def rows(self, table: Tensor) -> slice | None:
         return None
 
+    def own(self, table: Tensor, of: Tensor) -> Tensor:
+        return of
+
+    def norm(self, params: Iterable[nn.Parameter]) -> Tensor:
+        return global_norm([param.grad for param in params if param.grad is not None])
+
     def start_gather(self, table: Tensor) -> None:
         pass
 
@@ -42,3 +57,11 @@ class AllHere:
 
     def whole(self, own: Tensor, table: Tensor) -> Tensor:
         return own.clone()
+
+
+def global_norm(tensors: list[Tensor]) -> Tensor:
+    """Norm of all tensors as one vector, summed in fp32 whatever their dtype; 0-D, without waiting for the device."""
+    if not tensors:
+        return torch.zeros(())
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32)))
+    return norm

@@ -19,12 +19,30 @@ class ParallelConfig:
     all gather the rest. To the bit the same run, and checkpoints are the same files for any number of ranks. Saves the
     moments' memory but for one share (record 18 on eight ranks: 0.8 GB each). Costs a gather of the tables a step, and
     to save a checkpoint every rank takes part and holds one whole moment of one table at a time."""
+    fully_shard: bool = False
+    """Each rank keeps its share of the rows of all weights, gradients and optimizer state, Muon's too, and blocks are
+    gathered as they are needed: for models that outgrow one device. The same run up to rounding, and the same
+    checkpoints, which any number of ranks resumes with or without it. Takes the place of `shard_adam`. Costs two
+    gathers of all weights a micro-batch."""
+    split_sequence: int = 1
+    """Ranks that share one sequence, each a slice of whole blocks of 128 tokens; ranks over this number share the
+    batch. Attention fetches what its window sees to the left. For sequences that outgrow one device, in presets with a
+    window; the same run up to rounding. A micro-batch is counted over all ranks of a sequence."""
     timeout_s: float = 1800.0
     """Seconds that a rank waits for the others before it gives up. Saving and compiling must fit in."""
     start_timeout_s: float = 300.0
     """The same at the start, where ranks meet before anything is loaded."""
 
+    @property
+    def talks_inside(self) -> str | None:
+        """The flag by which ranks talk to each other inside of a forward pass, if one does."""
+        if self.fully_shard:
+            return "--parallel.fully-shard"
+        return f"--parallel.split-sequence {self.split_sequence}" if self.split_sequence > 1 else None
+
     def __post_init__(self) -> None:
+        if self.split_sequence < 1:
+            raise ConfigError(f"--parallel.split-sequence {self.split_sequence} must be at least 1, which splits none")
         if not self.timeout_s > 0:
             raise ConfigError(f"--parallel.timeout-s {self.timeout_s} must be above 0; 1800 is half an hour")
         if not self.start_timeout_s > 0:

@@ -11,7 +11,8 @@ Each rank's gradient is its share of the mean over the global batch, so ranks ad
 import contextlib
 import inspect
 from collections.abc import Iterable, Iterator
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -23,18 +24,41 @@ from paceline.parallel.config import ParallelConfig
 from paceline.parallel.ranks import Ranks
 from paceline.parallel.tables import SharedTables
 
+if TYPE_CHECKING:
+    from paceline.parallel.shards import Shards
+
+
+@runtime_checkable
+class Exchanging(Protocol):
+    """A model that knows of other ranks."""
+
+    def exchange(self, *, now: bool) -> AbstractContextManager[None]:
+        """As the function of that name below."""
+
 
 class Replica(DistributedDataParallel):
     """The wrapper, and the tables that it leaves alone."""
 
     tables: SharedTables | None = None
 
+    @contextlib.contextmanager
+    def exchange(self, *, now: bool) -> Iterator[None]:
+        with contextlib.nullcontext() if now else self.no_sync():
+            yield
+        if now and self.tables is not None:
+            self.tables.start_sums()
 
-def replicate(model: nn.Module, ranks: Ranks, config: ParallelConfig, tables: SharedTables | None = None) -> nn.Module:
+
+def replicate(
+    model: nn.Module, ranks: Ranks, config: ParallelConfig, tables: "SharedTables | Shards | None" = None
+) -> nn.Module:
     """A model whose backward pass ends with the sum of all ranks' gradients in every `.grad`; alone, `model` itself.
-    Those of `tables` only begin to be added up then. The weights become those of the first rank."""
+    Those of `tables` only begin to be added up then. The weights become those of the first rank; those of a sharded
+    model are equal already, each drawn from seed and name."""
     if ranks.world == 1:
         return model
+    if tables is not None and not isinstance(tables, SharedTables):
+        return tables.exchanging(model)
     options: dict[str, Any] = {_buffer_option(): config.broadcast_buffers}
     with _asking_for_none(tables.params if tables else []):  # such parameters get no place in a bucket
         replica = Replica(model, gradient_as_bucket_view=config.bucket_views, **options)
@@ -67,19 +91,10 @@ def add_up(_: object, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignor
     return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
 
 
-@contextlib.contextmanager
-def exchange(model: nn.Module, *, now: bool) -> Iterator[None]:
+def exchange(model: nn.Module, *, now: bool) -> AbstractContextManager[None]:
     """Around forward and backward pass of a micro-batch: whether its backward pass ends with the exchange, which then
-    includes what earlier ones have left in `.grad`. The tables' sums begin behind it and are not waited for."""
-    if not isinstance(model, Replica):
-        yield
-    elif not now:
-        with model.no_sync():
-            yield
-    else:
-        yield
-        if model.tables is not None:
-            model.tables.start_sums()
+    includes what earlier ones have left. Sums that are not its own begin behind it and are not waited for."""
+    return model.exchange(now=now) if isinstance(model, Exchanging) else contextlib.nullcontext()
 
 
 def leave_out_unreached(parameters: Iterable[nn.Parameter], loss: Tensor) -> None:

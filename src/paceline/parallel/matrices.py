@@ -14,7 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from paceline.optim.muon import Orthogonalise, ShareWork, all_here
+from paceline.optim.muon import Orthogonalise, ShareWork, Stack, all_here
 from paceline.parallel.ranks import Ranks, start_gather
 
 
@@ -34,7 +34,9 @@ def deal(counts: Sequence[int], world: int) -> list[list[slice]]:
     return dealt
 
 
-def _share(ranks: Ranks, orthogonalise: Orthogonalise, directions: list[Tensor]) -> Iterable[Tensor]:
+def _share(
+    ranks: Ranks, orthogonalise: Orthogonalise, directions: list[Tensor], _: Sequence[Stack]
+) -> Iterable[Tensor]:
     """A `ShareWork`. Every rank ends with the same bits, since each matrix is computed once."""
     dealt = deal([len(stack) for stack in directions], ranks.world)
     gathers = [

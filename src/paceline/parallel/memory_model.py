@@ -10,6 +10,7 @@ Tests hold it against reality: uncompiled, against what autograd keeps (found: w
 were measured on an H200 (found: 2 to 5 % above). Not in it: the allocator's holes and the driver's own memory, for
 which who asks leaves a margin. A process on a CPU is 1.0 to 1.4 GiB larger than foretold (record 18 at a quarter: 4.0
 GiB resident for 3.1, 2.1 for 0.7 with recomputed blocks): libraries, the start of the weights, memory not given back.
+What shards save (`parallel/shards.py`) is counted, but no peak of a sharded run was measured yet.
 """
 
 from dataclasses import dataclass
@@ -44,6 +45,10 @@ class Execution:
     recompute: bool = False
     gradient_copies: int = 1
     """Of each gradient: 2 where ranks exchange copies instead of views."""
+    shards: int = 1
+    """Ranks that each keep a share of weights, gradients and slots."""
+    halo_tokens: int = 0
+    """Tokens that attention fetches to the left of each sequence, if that is a slice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +57,13 @@ class Memory:
 
     weights: int
     """With the rotary tables and two batches of tokens."""
+    gathered: int
+    """Of other ranks' weights, what is here during forward and backward pass, with its gradients."""
     slots: int
     gradients: int
+    """Between micro-batches."""
+    gradients_kept: int
+    """In the update."""
     activations: int
     """Kept for the backward pass of one micro-batch, up to the head."""
     head_kept: int
@@ -79,7 +89,8 @@ class Memory:
         at_head = held + self.activations + self.head_kept + self.head
         in_blocks = held + self.activations + self.block
         at_the_end = held + fresh + self.block
-        return self.always + max(at_head, in_blocks, at_the_end, self.gradients + self.update)
+        in_passes = self.gathered + max(at_head, in_blocks, at_the_end)
+        return self.always + max(in_passes, self.gradients_kept + self.update)
 
     def __str__(self) -> str:
         return human_bytes(self.peak)
@@ -95,18 +106,28 @@ def step_memory(model: ModelConfig, optim: OptimConfig, share: BatchConfig, how:
     else:
         blocks, block = tokens * sum(kept) + cast_weights, 0.0
     head_kept, head = _head(model, tokens, how)
+    micro_batches = share.sequences // share.micro_sequences
+    gradients = how.gradient_copies * _weights(model)
     return Memory(
-        weights=_weights(model) + _rotary(model) + 2 * 12 * share.tokens,  # int32 tokens, int64 targets, one ahead
-        slots=_slots(model, optim),
-        gradients=how.gradient_copies * _weights(model),
+        weights=_weights(model) // how.shards + _rotary(model) + 24 * share.tokens,  # int32, int64 ids, one batch ahead
+        gathered=_gathered(model, micro_batches) if how.shards > 1 else 0,
+        slots=_slots(model, optim) // how.shards,
+        gradients=gradients,
+        gradients_kept=gradients // how.shards,
         activations=int(blocks) + tokens * _ends_per_token(model, how),
         head_kept=head_kept,
         head=head,
         block=int(block) + tokens * _backward_per_token(model, how),
-        update=_update(model, optim),
-        micro_batches=share.sequences // share.micro_sequences,
+        update=_update(model, optim) // how.shards,
+        micro_batches=micro_batches,
         compiled=how.compiled,
     )
+
+
+def halo_tokens(model: ModelConfig, batch: BatchConfig, parts: int) -> int:
+    """Of the last of so many slices of a sequence, which has the longest halo."""
+    before = batch.sequence_tokens * (parts - 1) // parts
+    return min(before, round_up(model.window.widest_tokens, BLOCK_TOKENS))
 
 
 def _weights(model: ModelConfig) -> int:
@@ -133,6 +154,14 @@ def _update(model: ModelConfig, optim: OptimConfig) -> int:
     return 2 * block_matrix_weights(model) * FP32 if optim.matrices == "muon" else 0
 
 
+def _gathered(model: ModelConfig, micro_batches: int) -> int:
+    """Embeddings, head, the block in hand and the next one; of one micro-batch alone, their gradients, too, since then
+    there are no whole ones."""
+    matrices = block_matrix_weights(model) * FP32
+    here = _weights(model) - matrices + 2 * matrices // model.num_layers
+    return here * (2 if micro_batches == 1 else 1)
+
+
 def _rotary(model: ModelConfig) -> int:
     pairs = max(1, round(model.head_dim // 2 * model.rotary.turning_share))
     return 2 * model.rotary.max_tokens * pairs * DTYPE_BYTES[model.rotary.table_dtype]
@@ -157,7 +186,8 @@ def _kept_per_token(model: ModelConfig, share: BatchConfig, how: Execution) -> l
     """For each block the bytes of one token that its backward pass needs."""
     mlp = _norm(model, how) + _mlp(model, how)
     mixed = _stream(model) if model.x0_mix and not (how.compiled and how.heads != "fused") else 0  # before mixing
-    attention = _norm(model, how) + _heads(model, how) + _attention(model, share, how)
+    with_halo = 1 + how.halo_tokens / share.sequence_tokens
+    attention = _norm(model, how) + _heads(model, how) + with_halo * _attention(model, share, how)
     return [mixed + mlp + (0 if layer in model.attentionless else attention) for layer in range(model.num_layers)]
 
 

@@ -1,8 +1,9 @@
 """Who this process is among those of a run, and the few things that all of them do together.
 
-torchrun starts the processes and tells each its place in variables of the environment. Each keeps the whole model and
-takes its share of the batch, of the matrices and of the validation; the first one alone writes files and speaks. One
-class serves for one process and for many: alone, every method returns at once and there is no process group.
+torchrun starts the processes and tells each its place in variables of the environment. Each keeps the whole model, or
+its rows of it (`shards.py`), and takes its share of the batch, of the matrices and of the validation; the first one
+alone writes files and speaks. One class serves for one process and for many: alone, every method returns at once and
+there is no process group.
 
 CPU tensors travel by gloo, also beside NCCL, so that processes can agree on something without waiting for a GPU.
 """

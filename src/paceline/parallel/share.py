@@ -1,32 +1,63 @@
 """What one of several ranks does of a step. No torch.
 
 A rank takes a contiguous run of the batch's sequences (`data/batches.share_of`), as many as every other, so that the
-step is the same for any number of ranks and no one waits for a larger share.
+step is the same for any number of ranks and no one waits for a larger share. Under `parallel.split_sequence`,
+neighbouring ranks take the same run, and each a slice of its sequences.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass
 
 from paceline.core.errors import ConfigError
 from paceline.data.config import BatchConfig
+from paceline.data.corpus import Batch
 
 
-def share_of_batch(batch: BatchConfig, world: int) -> BatchConfig:
-    """The part of a step that each of `world` ranks computes: its tokens, cut into micro-batches of the asked size, or
-    into one where the share is smaller than that. Ranks that cannot share equally are refused."""
+@dataclass(frozen=True)
+class Place:
+    """Which sequences of a batch a rank takes, run `run` of `runs`, and which slice of each, `part` of `parts`."""
+
+    run: int
+    runs: int
+    part: int
+    parts: int
+
+    def cut(self, batch: Batch) -> Batch:
+        """The slices of these sequences that are this rank's."""
+        if self.parts == 1:
+            return batch
+        length = batch.tokens.shape[1] // self.parts
+        columns = slice(self.part * length, (self.part + 1) * length)
+        return Batch(batch.tokens[:, columns], batch.targets[:, columns])
+
+
+def place_of(rank: int, world: int, parts: int) -> Place:
+    """Ranks of one sequence are neighbours, hence mostly on one machine."""
+    return Place(rank // parts, world // parts, rank % parts, parts)
+
+
+def share_of_batch(batch: BatchConfig, world: int, parts: int = 1) -> BatchConfig:
+    """The part of a step that each of `world` ranks computes, `parts` of them at a sequence: its tokens, cut into
+    micro-batches of the asked size, or into one where the share is smaller than that. Ranks that cannot share equally
+    are refused."""
+    if world % parts:
+        raise ConfigError(
+            f"--parallel.split-sequence {parts} does not divide the number of ranks, {world}; start a multiple of "
+            f"{parts} with torchrun --nproc-per-node"
+        )
     if world == 1:
         return batch
-    _check_divisible(batch, world)
-    tokens = batch.tokens // world
-    if batch.micro_tokens is None:
-        return replace(batch, tokens=tokens)
-    micro = min(batch.micro_tokens, tokens)
-    if tokens % micro:
-        fit = next(n for n in range(micro, 0, -batch.sequence_tokens) if tokens % n == 0)
-        raise ConfigError(
-            f"--batch.micro-tokens {micro:,} does not divide {tokens:,}, the tokens of a step on each of {world} "
-            f"ranks; use {fit:,}"
-        )
-    return replace(batch, tokens=tokens, micro_tokens=micro)
+    _check_divisible(batch, world // parts)
+    tokens, micro = batch.tokens * parts // world, batch.micro_tokens
+    if micro is not None:
+        micro = min(micro, tokens)
+        if tokens % micro:
+            fit = next(n for n in range(micro, 0, -batch.sequence_tokens) if tokens % n == 0)
+            raise ConfigError(
+                f"--batch.micro-tokens {micro:,} does not divide {tokens:,}, the tokens of a step on each of {world} "
+                f"ranks; use {fit:,}"
+            )
+        micro //= parts
+    return BatchConfig(tokens=tokens // parts, sequence_tokens=batch.sequence_tokens // parts, micro_tokens=micro)
 
 
 def _check_divisible(batch: BatchConfig, world: int) -> None:

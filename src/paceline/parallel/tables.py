@@ -11,16 +11,23 @@ scatter the sum of the gradients too, which would save what the gather costs, bu
 clipping and the instruments look at.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from paceline.optim.muon import ShareWork
+from paceline.optim.tables import global_norm
+from paceline.parallel.matrices import share_over
 from paceline.parallel.ranks import Ranks, start_gather
 
 
 class SharedTables:
     """`optim.tables.Tables` of these ranks; alone, nothing is exchanged and all rows are kept."""
+
+    passes_together = False
+    """Whether a forward pass needs all ranks."""
 
     def __init__(self, tables: Iterable[nn.Parameter], ranks: Ranks, *, sharded: bool) -> None:
         self.params = list(tables)
@@ -28,6 +35,17 @@ class SharedTables:
         self._sharded = {id(table) for table in self.params} if sharded and ranks.world > 1 else set()
         self._sums: list[dist.Work] = []
         self._gathers: list[_RowGather] = []
+
+    def share_work(self) -> ShareWork:
+        return share_over(self._ranks)
+
+    def whole_weights(self, model: nn.Module, *, wanted: bool) -> dict[str, Tensor]:
+        """All weights by name, with the help of all ranks; one that does not want them gets none."""
+        return {name: parameter.data for name, parameter in model.named_parameters()} if wanted else {}
+
+    def load_weights(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        """Take whole weights into a model."""
+        model.load_state_dict(weights)
 
     def start_sums(self) -> None:
         """Begin to add up every table's gradient over the ranks; after the last backward pass of a step."""
@@ -46,6 +64,12 @@ class SharedTables:
     def rows(self, table: Tensor) -> slice | None:
         return rows_of(self._ranks.rank, self._ranks.world, len(table)) if id(table) in self._sharded else None
 
+    def own(self, table: Tensor, of: Tensor) -> Tensor:
+        return of if (rows := self.rows(table)) is None else of[rows]
+
+    def norm(self, params: Iterable[nn.Parameter]) -> Tensor:
+        return global_norm([param.grad for param in params if param.grad is not None])
+
     def start_gather(self, table: Tensor) -> None:
         self._gathers.append(_RowGather(table.detach(), self._ranks))
 
@@ -54,10 +78,15 @@ class SharedTables:
             self._gathers.pop(0).wait()
 
     def whole(self, own: Tensor, table: Tensor) -> Tensor:
-        found = own.new_empty(table.shape)
-        found[rows_of(self._ranks.rank, self._ranks.world, len(table))] = own
-        _RowGather(found, self._ranks).wait()
-        return found
+        return gathered(own, table.shape, self._ranks)
+
+
+def gathered(own: Tensor, shape: torch.Size, ranks: Ranks) -> Tensor:
+    """A tensor of this shape from every rank's `rows_of` it."""
+    found = own.new_empty(shape)
+    found[rows_of(ranks.rank, ranks.world, len(found))] = own
+    _RowGather(found, ranks).wait()
+    return found
 
 
 def rows_of(rank: int, world: int, rows: int) -> slice:

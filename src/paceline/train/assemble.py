@@ -6,7 +6,7 @@ What the machine cannot do is settled here, once, and said: the resolved config 
 import copy
 import os
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +23,17 @@ from paceline.model.gpt import GPT, run_plainly
 from paceline.model.loss import head_loss, head_loss_named
 from paceline.optim.optimizer import Optimizer
 from paceline.parallel.gradients import leave_out_unreached
-from paceline.parallel.matrices import share_over
 from paceline.parallel.ranks import ALONE, Ranks
-from paceline.parallel.share import share_of_batch
+from paceline.parallel.sequence import split_plan
+from paceline.parallel.share import place_of, share_of_batch
 from paceline.parallel.tables import SharedTables
 from paceline.train.back_ends import BackEnds, choose_back_ends
 from paceline.train.config import RunConfig
 from paceline.train.ladder import Fit
 from paceline.train.recompute import run_recomputed
+
+if TYPE_CHECKING:
+    from paceline.parallel.shards import Shards
 
 
 @dataclass(frozen=True)
@@ -56,30 +59,41 @@ class Parts:
     """None: not to be had here, so no text and no bits per byte."""
     model: GPT
     forward: nn.Module
-    """The model, compiled if asked for: (tokens, targets, window) -> losses or total. No other rank is involved."""
+    """The model, compiled if asked for: (tokens, targets, window) -> losses or total. No other rank is involved, unless
+    ranks talk inside a pass (`ParallelConfig.talks_inside`)."""
     optimizer: Optimizer
     ranks: Ranks
-    tables: SharedTables
-    """The embeddings and the head, which ranks exchange apart from the rest."""
+    tables: "SharedTables | Shards"
+    """The embeddings and the head, which ranks exchange apart from the rest; or all of a model that is sharded."""
     fit: Fit | None = None
     """How a step is cut to fit into memory; None: as the config says, nobody asked."""
 
 
 def inspect_machine(config: RunConfig, ranks: Ranks = ALONE) -> tuple[RunConfig, Machine]:
     """The config as this machine can carry it out, and the machine. Nothing is allocated."""
-    share = share_of_batch(config.batch, ranks.world)
+    share = share_of_batch(config.batch, ranks.world, config.parallel.split_sequence)
     device = choose_device(config.train.device)
     own_device = _device_of_rank(device, ranks)  # before the probes, which ask the current GPU
     lacks = []
     if config.train.compile and not (verdict := compiler(device.name)).usable:
         lacks.append(f"not compiled, hence slower: {verdict.reason}")
         config = replace(config, train=replace(config.train, compile=False))
+    if config.train.compile and ranks.world > 1 and (flag := config.parallel.talks_inside):
+        lacks.append(f"not compiled, hence slower: under {flag} ranks talk inside a pass, which one graph cannot hold")
+        config = replace(config, train=replace(config.train, compile=False))
+    if config.train.memory_limit_gib is not None and config.batch.micro_tokens is not None:
+        effect = "only a cap" if device.name == "cuda" else "of no effect on a CPU"
+        lacks.append(
+            f"--train.memory-limit-gib {config.train.memory_limit_gib:g} is {effect}: --batch.micro-tokens "
+            f"{config.batch.micro_tokens:,} says how a step is cut"
+        )
     wanted = config.model.precision.compute
     products = choose_products(wanted, device.name)
     back_ends = choose_back_ends(config, device.name, products.name)
     notes = [f"{what} {choice.name}: {choice.reason}" for what, choice in {"device": device, **vars(back_ends)}.items()]
     if ranks.world > 1:
-        notes.append(f"{ranks.world} ranks: each takes {share.tokens:,} tokens of a step")
+        slices = "" if (parts := config.parallel.split_sequence) == 1 else f", 1/{parts} of each of its sequences"
+        notes.append(f"{ranks.world} ranks: each takes {share.tokens:,} tokens of a step{slices}")
     if products.name != wanted:
         note = f"products in {products.name} instead of {wanted}: {products.reason}"
         (lacks if device.name == "cuda" else notes).append(note)  # on a CPU that is the rule
@@ -108,36 +122,49 @@ def assemble(config: RunConfig, machine: Machine, ranks: Ranks = ALONE) -> Parts
         check_one_pass(data.train, config.data, config.batch, config.steps)
     tokenizer, machine = _tokenizer(data, machine)
     set_global_switches(config)  # before the first allocation, which fixes the allocator's settings
+    place = place_of(ranks.rank, ranks.world, config.parallel.split_sequence)
+    plan = plan_named(machine.back_ends.attention.name)
     model = GPT(
         config.model,
         end_of_text=config.data.end_of_text,
         seed=config.seed,
-        plan=plan_named(machine.back_ends.attention.name),
+        plan=plan if place.parts == 1 else split_plan(plan, place, ranks, config.parallel),
         loss=head_loss_named(machine.back_ends.head.name, config.head.chunk_tokens),
         attend_from=attend_from_named(machine.back_ends.heads.name),
         feed_forward=feed_forward_named(machine.back_ends.mlp.name),
         run_block=run_recomputed if config.train.recompute else run_plainly,
+        first_position=place.part * config.batch.sequence_tokens // place.parts,
     )
-    model.to(machine.device)  # before the optimizer, whose slots follow the parameters
-    classes = model.parameter_classes()
-    large = [*classes["embeddings"].values(), *classes["head"].values()]
-    tables = SharedTables(large, ranks, sharded=config.parallel.shard_adam)
+    tables = _on_device(model, config, machine, ranks)  # before the optimizer, whose slots follow the parameters
     optimizer = Optimizer(
-        classes,
+        model.parameter_classes(),
         config.optim,
         parts=model.fused_parts(),
         bf16_products=machine.bf16,
         compiled=config.train.compile,
         fused=machine.back_ends.muon.name == "fused",
-        share_work=share_over(ranks),
+        share_work=tables.share_work(),
         tables=tables,
     )
-    if ranks.world > 1:
+    if ranks.world > 1 and not tables.passes_together:
         leave_out_unreached(model.parameters(), _trial_loss(model, config))  # before code is compiled for them
     forward: nn.Module = model
     if config.train.compile:
         forward = cast(nn.Module, torch.compile(model, fullgraph=True, dynamic=False))
     return Parts(config, machine, data, tokenizer, model, forward, optimizer, ranks, tables)
+
+
+def _on_device(model: GPT, config: RunConfig, machine: Machine, ranks: Ranks) -> "SharedTables | Shards":
+    """The model on its device, whole or by this rank's rows, and what of it ranks exchange apart from the rest."""
+    if config.parallel.fully_shard and ranks.world > 1:
+        from paceline.parallel.shards import Shards, shard_  # here: it takes 0.7 s, for which others need not wait
+
+        shard_(model, machine.device)
+        return Shards(model, ranks)
+    model.to(machine.device)
+    classes = model.parameter_classes()
+    large = [*classes["embeddings"].values(), *classes["head"].values()]
+    return SharedTables(large, ranks, sharded=config.parallel.shard_adam)
 
 
 def _trial_loss(model: GPT, config: RunConfig) -> Tensor:

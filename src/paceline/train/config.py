@@ -107,9 +107,34 @@ class RunConfig:
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"--seed {self.seed} is outside [0, 2^63)")
         self._check_lengths()
+        self._check_split()
+        self._check_instruments()
         if self.data.end_of_text >= self.model.vocab_size:
             raise ConfigError(
                 f"--data.end-of-text {self.data.end_of_text} is not below --model.vocab-size {self.model.vocab_size}"
+            )
+
+    def _check_instruments(self) -> None:
+        if self.metrics.instruments and (flag := self.parallel.talks_inside):
+            raise ConfigError(
+                f"--metrics.instruments looks at whole gradients of whole sequences, which {flag} leaves on no rank; "
+                f"use one of the two"
+            )
+
+    def _check_split(self) -> None:
+        parts, length, unit = self.parallel.split_sequence, self.batch.sequence_tokens, self.model.window.unit
+        if parts == 1:
+            return
+        if unit == "none":
+            raise ConfigError(
+                f"--parallel.split-sequence {parts}: --model.window.unit none lets every token see all before it, so "
+                f"each rank would need the whole sequence; use a preset with a window (r13-window-warmup and later)"
+            )
+        if length % (parts * BLOCK_TOKENS):
+            fit = max(1, round(length / (parts * BLOCK_TOKENS))) * parts * BLOCK_TOKENS
+            raise ConfigError(
+                f"--parallel.split-sequence {parts} does not cut --batch.sequence-tokens {length:,} into whole blocks "
+                f"of {BLOCK_TOKENS}; use sequences of {fit:,}, or another number of ranks"
             )
 
     def _check_lengths(self) -> None:

@@ -58,8 +58,8 @@ def assemble_to_fit(config: RunConfig, machine: Machine, ranks: Ranks = ALONE, *
     for rung, peak in list(zip(rungs, peaks, strict=True))[start:]:
         parts = _assembled(config, machine, ranks, Fit(rung=rung, why=why, key=key))
         sure = there_is is not None and peak <= SURE_SHARE * there_is
-        if not can_run_out(machine.device) or sure or rung == known:
-            return parts
+        if not can_run_out(machine.device) or sure or rung == known or config.parallel.talks_inside:
+            return parts  # the last: a rank that ran out inside a pass would leave the others waiting
         if not ranks.largest_(torch.tensor(int(not _passes(parts)))).item():
             if ranks.first:
                 remember(key, rung, there_is)
@@ -174,9 +174,10 @@ def _passes(parts: Parts) -> bool:
 
 def trial(parts: Parts) -> None:
     """The gradient of two micro-batches, the second beside what the first leaves, as in a step. Changes no weight."""
-    share, device = share_of_batch(parts.config.batch, parts.ranks.world), parts.machine.device
+    config, device = parts.config, parts.machine.device
+    share = share_of_batch(config.batch, parts.ranks.world, config.parallel.split_sequence)
     sequences = min(2 * share.micro_sequences, share.sequences)
-    ids = torch.arange(sequences * share.sequence_tokens, device=device) % parts.config.model.vocab_size
+    ids = torch.arange(sequences * share.sequence_tokens, device=device) % config.model.vocab_size
     targets = ids.view(sequences, share.sequence_tokens)
     window_device = "cpu" if parts.machine.back_ends.window_on_host else device
     window = torch.full((), share.sequence_tokens, dtype=torch.int32, device=window_device)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.parallel.memory_model import Execution, Memory, step_memory
+from paceline.parallel.memory_model import Execution, Memory, halo_tokens, step_memory
 from paceline.parallel.share import share_of_batch
 from paceline.train.back_ends import BackEnds
 from paceline.train.config import RunConfig
@@ -71,16 +71,16 @@ class Fit:
 
 def ladder(config: RunConfig, back_ends: BackEnds, world: int = 1) -> list[Rung]:
     """All rungs from the top. A micro-batch or a back end that the config states is the same on all of them."""
-    share = share_of_batch(config.batch, world)
+    share = share_of_batch(config.batch, world, config.parallel.split_sequence)
     top = lowest = share.micro_sequences
     if config.batch.micro_tokens is None:
         lowest = 1
-        large = LARGE_MICRO_TOKENS // share.sequence_tokens if back_ends.head.name == "fused" else 0
+        large = LARGE_MICRO_TOKENS // config.batch.sequence_tokens if back_ends.head.name == "fused" else 0
         top = max(top, min(large, share.sequences))
     sizes = [n for n in range(top, lowest - 1, -1) if share.sequences % n == 0]
     rungs = [
         Rung(
-            micro_tokens=n * share.sequence_tokens,
+            micro_tokens=n * config.batch.sequence_tokens,
             recompute=config.train.recompute,
             head=back_ends.head.name,
             head_chunk_tokens=config.head.chunk_tokens,
@@ -127,8 +127,11 @@ def foretold(config: RunConfig, back_ends: BackEnds, rung: Rung, world: int = 1)
         compiled=config.train.compile,
         recompute=rung.recompute,
         gradient_copies=2 if world > 1 and not config.parallel.bucket_views else 1,
+        shards=world if config.parallel.fully_shard else 1,
+        halo_tokens=halo_tokens(config.model, config.batch, config.parallel.split_sequence),
     )
-    share = replace(share_of_batch(config.batch, world), micro_tokens=rung.micro_tokens)
+    parts = config.parallel.split_sequence
+    share = replace(share_of_batch(config.batch, world, parts), micro_tokens=rung.micro_tokens // parts)
     return step_memory(config.model, config.optim, share, how)
 
 

@@ -5,6 +5,7 @@ weights, the optimizer's slots and a number.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,16 +17,16 @@ from torch import Tensor
 from paceline.checkpoint import store
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.core.schema import to_dict
-from paceline.data.batches import Batch, Cursor, batches, validation_batches
+from paceline.data.batches import Batch, Cursor, batches, nothing_counted, validation_batches, validation_windows
 from paceline.data.feed import DeviceBatch, feed
 from paceline.evaluate.validation import validate
 from paceline.metrics.meter import Meter
 from paceline.metrics.records import EvalRecord, StepRecord
 from paceline.metrics.sinks import JsonlSink, Sink
 from paceline.optim.schedules import cooldown_steps_of, lr_scale, muon_momentum
-from paceline.parallel.gradients import replicate, zero_in_place_
+from paceline.parallel.gradients import Replica, replicate, zero_in_place_
 from paceline.parallel.ranks import Vote
-from paceline.parallel.share import share_of_batch
+from paceline.parallel.share import place_of, share_of_batch
 from paceline.train.assemble import Parts
 from paceline.train.block_share import block_share
 from paceline.train.instruments import measured_step
@@ -64,7 +65,9 @@ class Trainer:
         resumed, the same on every rank."""
         self.parts, self.folder, self.meter, self.log, self.sink = parts, folder, meter, log, sink
         self.config, self.start, self.ranks = parts.config, start, parts.ranks
-        self.share = share_of_batch(self.config.batch, self.ranks.world)
+        parts_of_sequence = self.config.parallel.split_sequence
+        self.share = share_of_batch(self.config.batch, self.ranks.world, parts_of_sequence)
+        self.place = place_of(self.ranks.rank, self.ranks.world, parts_of_sequence)
         self.replica = replicate(parts.forward, self.ranks, self.config.parallel, parts.tables)  # ends with this object
         self.recorder = Recorder(sink)
         self.evaluations = list(evaluations)
@@ -133,15 +136,23 @@ class Trainer:
         return record
 
     def _validation_batches(self) -> Iterator[Batch]:
-        c, r = self.config, self.ranks
-        return validation_batches(
+        """This rank's; where no rank can make a pass alone, all have as many, some of them with nothing that counts."""
+        b, e, place, made = self.config.batch, self.config.evaluate, self.place, 0
+        windows = validation_windows(self.parts.data.val, b.sequence_tokens, e.tokens)
+        for batch in validation_batches(
             self.parts.data.val,
-            c.batch.sequence_tokens,
-            c.evaluate.tokens,
+            b.sequence_tokens,
+            e.tokens,
             self.share.micro_sequences,
-            rank=r.rank,
-            world=r.world,
-        )
+            rank=place.run,
+            world=place.runs,
+        ):
+            yield place.cut(batch)
+            made += 1
+        if self.parts.tables.passes_together:
+            most = math.ceil(len(windows) / place.runs)
+            for _ in range(made, math.ceil(most / self.share.micro_sequences)):
+                yield nothing_counted(self.share.sequence_tokens)
 
     def _mask_facts(self) -> dict[str, float]:
         """What the mask of the first validation batch looks like at this window."""
@@ -155,7 +166,9 @@ class Trainer:
         """Leave a checkpoint, if this rank writes; the others wait for it at their next exchange."""
         with self.meter.paused():
             self.recorder.flush()
-            optimizer = self.parts.optimizer.state_dict(wanted=self.log is not None)  # with all ranks' help
+            writes = self.log is not None
+            model = self.parts.tables.whole_weights(self.parts.model, wanted=writes)  # both with all ranks' help
+            optimizer = self.parts.optimizer.state_dict(wanted=writes)
             if self.log is None:
                 return
             state = {
@@ -163,14 +176,16 @@ class Trainer:
                 "metrics_bytes": self.log.position(),
                 "clocks": to_dict(self.meter.state()),
             }
-            model = {name: parameter.data for name, parameter in self.parts.model.named_parameters()}
             checkpoint = store.Checkpoint(step, model, optimizer, state)
             store.save(self.folder, checkpoint, keep=self.config.checkpoint.keep)
 
     def training_batches(self) -> Iterator[DeviceBatch]:
-        c, r, start = self.config, self.ranks, Cursor(step=self.start)
-        source = batches(self.parts.data.train, c.data, c.batch, seed=c.seed, start=start, rank=r.rank, world=r.world)
-        return (batch for batch, _ in feed(source, self.parts.machine.device))
+        c, place, start = self.config, self.place, Cursor(step=self.start)
+        source = batches(
+            self.parts.data.train, c.data, c.batch, seed=c.seed, start=start, rank=place.run, world=place.runs
+        )
+        own = ((place.cut(batch), cursor) for batch, cursor in source)
+        return (batch for batch, _ in feed(own, self.parts.machine.device))
 
     def _guards(self, step: int) -> AbstractContextManager[object]:
         """Under `train.skip_guards`, compiled code is trusted to fit its inputs once it has run a few steps."""
@@ -212,7 +227,7 @@ class Trainer:
             self.recorded = RecordedGradient(self.replica, parameters, like, self.window)
 
     def _forget_gradients(self) -> None:
-        views = self.ranks.world > 1 and self.config.parallel.bucket_views
+        views = isinstance(self.replica, Replica) and self.config.parallel.bucket_views
         if self.recorded or (views and self.share.sequences > self.share.micro_sequences):
             zero_in_place_(self.parts.model.parameters())
         else:  # None: the first micro-batch writes its gradient and need not add it

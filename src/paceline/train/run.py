@@ -41,7 +41,7 @@ def start_run(
     """Train from step 0. `preset` is what the card's diff is taken against. `folder` is the first rank's word. `again`:
     a launch that restarts itself may have filled it before; then go on from what it has saved, if anything."""
     resolved, machine = inspect_machine(config, ranks)
-    with joined(ranks, machine.device, _facts(config), config.parallel):
+    with joined(ranks, machine.device, agreed_facts(config), config.parallel):
         if again:
             folder, found = ranks.from_first(
                 lambda: (folder, store.newest_good(folder) if folder.checkpoints() else None)
@@ -60,7 +60,7 @@ def start_run(
 def resume_run(config: RunConfig, folder: RunFolder, ranks: Ranks = ALONE) -> Finished:
     """Go on from the newest good checkpoint of a run, as if it had not stopped. Every rank reads it from `folder`."""
     resolved, machine = inspect_machine(config, ranks)
-    with joined(ranks, machine.device, _facts(config), config.parallel):
+    with joined(ranks, machine.device, agreed_facts(config), config.parallel):
         found = ranks.from_first(lambda: store.newest_good(folder))
         return _go_on(_assemble_again(resolved, machine, folder, ranks), folder, *found)
 
@@ -76,7 +76,7 @@ def _say(parts: Parts) -> None:
         print(line)
 
 
-def _facts(config: RunConfig) -> dict[str, str]:
+def agreed_facts(config: RunConfig) -> dict[str, str]:
     """What ranks must agree on. Each may find the data at a place of its own."""
     settings = {f"--{name}": str(value) for name, value in flatten(config) if name != "data.dir"}
     return {"the code's digest": code_digest(), "torch": torch.__version__, **settings}
@@ -85,15 +85,15 @@ def _facts(config: RunConfig) -> dict[str, str]:
 def _go_on(parts: Parts, folder: RunFolder, checkpoint: Path, passed_over: list[str]) -> Finished:
     """Fill `parts` from a checkpoint and train on."""
     saved = store.load(checkpoint)
-    parts.model.load_state_dict(saved.model)
+    parts.tables.load_weights(parts.model, saved.model)
     parts.optimizer.load_state_dict(saved.optimizer)
     notes = [*(f"passed over {reason}" for reason in passed_over), f"resumed from {checkpoint.name}"]
-    for note in notes if parts.ranks.first else ():
-        print(note)
     card = read_card(folder.path)
     if (fit := parts.fit) is not None and asdict(fit.rung) != card.fit:
-        notes.append(str(fit))
+        notes.append(f"cut otherwise than before: {fit}")
         card = replace(card, fit=asdict(fit.rung))
+    for note in (*parts.machine.lacks, *notes) if parts.ranks.first else ():
+        print(note)
     position = _Position(
         step=saved.step,
         metrics_bytes=int(saved.state["metrics_bytes"]),

@@ -55,10 +55,20 @@ def _step_facts(result: dict[str, Any]) -> dict[str, str]:
         "tokens": _number(result["tokens_per_s"], "{:,.0f} a second"),
         "arithmetic": _number(result["mfu"], "{:.1%} of the measured peak")
         + f" of {result['peak_tflops']:.3g} TFLOP/s; at that peak a step would take {result['floor_s']:.4f} s",
+        **_communication(result),
         "memory": _number(result["peak_gib"], "{:.2f} GiB at most"),
         "start": _start(result),
         "clock, power": f"{_number(result['sm_clock_mhz'], '{:.0f} MHz')}, {_number(result['power_w'], '{:.0f} W')}",
     }
+
+
+def _communication(result: dict[str, Any]) -> dict[str, str]:
+    """Of several ranks."""
+    if result["ranks"] == 1:
+        return {}
+    hidden = _number(result["exposed_communication_s"], "{:.4f} s of a step are not hidden")
+    share = _number(result["communication_share"], "{:.1%} of it")
+    return {"ranks": f"{result['ranks']}, these figures are the first one's", "communication": f"{hidden}, {share}"}
 
 
 def _start(result: dict[str, Any]) -> str:

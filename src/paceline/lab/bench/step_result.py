@@ -6,22 +6,31 @@ from paceline.core.units import BLOCK_TOKENS
 from paceline.lab.bench.classes import Sizes
 from paceline.lab.bench.schedule import mean_over
 from paceline.lab.bench.shapes import mean_step_flops
+from paceline.lab.bench.silence import exposed_s
 from paceline.lab.bench.steps import PROFILED_STEPS, StepTimes, WindowTime
 from paceline.lab.bench.trace import Profile, shares, top_kernels
 from paceline.train.config import RunConfig
 
 GIB = 2**30
+COMMUNICATION = ("exposed_communication_s", "communication_share")
+"""Seconds of a step that are communication and not hidden (`silence.exposed_s`), and their share; as in a plan."""
 
 
-def figures_of_times(config: RunConfig, times: StepTimes | None, peak_flops_per_s: float) -> dict[str, Any]:
-    floor_s = mean_step_flops(config) / peak_flops_per_s
-    known: dict[str, Any] = {"floor_s": floor_s, "peak_tflops": peak_flops_per_s / 1e12}
+def figures_of_times(
+    config: RunConfig, times: StepTimes | None, silent: StepTimes | None, peak_flops_per_s: float, ranks: int
+) -> dict[str, Any]:
+    """`silent`: the same steps without exchanges, if there are several ranks."""
+    floor_s = mean_step_flops(config) / peak_flops_per_s / ranks
+    known: dict[str, Any] = {"ranks": ranks, "floor_s": floor_s, "peak_tflops": peak_flops_per_s / 1e12}
     if times is None:
-        missing = ("step_s", "tokens_per_s", "mfu", "peak_gib", "sm_clock_mhz", "power_w")
+        missing = ("step_s", "tokens_per_s", "mfu", "peak_gib", "sm_clock_mhz", "power_w", *COMMUNICATION)
         return {**dict.fromkeys(missing), **known, "windows": []}
-    step_s = mean_over([t.point for t in times.windows], {t.point.window: t.seconds for t in times.windows})
+    step_s = _mean_step_s(times)
+    exposed = None if silent is None else exposed_s(step_s, _mean_step_s(silent))
+    shares = None if exposed is None else exposed / step_s
     return {
         "step_s": step_s,
+        **dict(zip(COMMUNICATION, (exposed, shares), strict=True)),
         "tokens_per_s": config.batch.tokens / step_s,
         "mfu": floor_s / step_s,
         "peak_gib": None if times.peak_bytes is None else times.peak_bytes / GIB,
@@ -30,6 +39,11 @@ def figures_of_times(config: RunConfig, times: StepTimes | None, peak_flops_per_
         "power_w": times.card.power_w,
         "windows": [_row(time) for time in times.windows],
     }
+
+
+def _mean_step_s(times: StepTimes) -> float:
+    """Over the schedule."""
+    return mean_over([t.point for t in times.windows], {t.point.window: t.seconds for t in times.windows})
 
 
 def _row(time: WindowTime) -> dict[str, Any]:

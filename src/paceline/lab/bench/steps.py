@@ -3,6 +3,7 @@
 The steps are the Trainer's own, on the run's own batches. After a warm-up they are queued without a pause through all
 windows, with a mark after each, and the device is waited for once at the end: the host runs ahead as it does in
 training. The weights move as they would, at the rates of the step that stands for a window; no figure depends on them.
+Of several ranks all take these steps together, and each has its own figures; those of the first are shown.
 """
 
 import contextlib
@@ -25,11 +26,13 @@ from paceline.lab.bench.card import CardSample, sample_card
 from paceline.lab.bench.classes import Sizes
 from paceline.lab.bench.matmul import mark, seconds_between
 from paceline.lab.bench.schedule import Point, Window, points_of
+from paceline.lab.bench.silence import all_begin_together, silence
 from paceline.lab.bench.trace import PHASE_RANGES, STEPS_RANGE, Profile, read_trace
 from paceline.metrics.memory import peak_bytes
 from paceline.metrics.meter import Meter
 from paceline.metrics.sinks import JsonlSink
-from paceline.train.assemble import inspect_machine
+from paceline.parallel.ranks import ALONE, Ranks
+from paceline.train.assemble import Machine
 from paceline.train.config import RunConfig
 from paceline.train.fit import assemble_to_fit
 from paceline.train.loop import Trainer
@@ -62,16 +65,16 @@ class StepTimes:
 class Steps:
     """A preset made ready to step. `warm_up` comes first."""
 
-    def __init__(self, config: RunConfig, folder: Path) -> None:
-        """`folder` is a temporary one: a Trainer has files, though nothing is written to them here."""
-        resolved, machine = inspect_machine(config)
-        parts = assemble_to_fit(resolved, machine)
-        self.config, self.machine, self.device = parts.config, parts.machine, machine.device
-        meter = Meter(free_steps=0, tokens_per_step=resolved.batch.tokens)
+    def __init__(self, config: RunConfig, machine: Machine, folder: Path, ranks: Ranks = ALONE) -> None:
+        """`config` and `machine` as `inspect_machine` gives them; steps are cut as a run's. `folder` is a temporary
+        one: a Trainer has files, though nothing is written to them here."""
+        parts = assemble_to_fit(config, machine, ranks)
+        self.config, self.machine, self.device, self.ranks = parts.config, parts.machine, machine.device, ranks
+        meter = Meter(free_steps=0, tokens_per_step=config.batch.tokens)
         log = JsonlSink(folder / "metrics.jsonl")
         self.trainer = Trainer(parts, RunFolder(folder), meter, log, log)
         self.batches: Iterator[DeviceBatch] = self.trainer.training_batches()
-        self.windows: list[Window] = [self.trainer.window_at(step) for step in range(resolved.steps)]
+        self.windows: list[Window] = [self.trainer.window_at(step) for step in range(config.steps)]
 
     def warm_up(self) -> None:
         for _ in range(WARM_UP_STEPS):
@@ -81,6 +84,11 @@ class Steps:
     def times(self, *, points: int, repeats: int) -> StepTimes:
         """`repeats` steps at each of at most `points` windows."""
         chosen = points_of(self.windows, points)
+        if self.ranks.world > 1:
+            all_begin_together(self.device)
+        return self._timed(chosen, repeats)
+
+    def _timed(self, chosen: list[Point], repeats: int) -> StepTimes:
         self._take(chosen[0].step)  # so that the host is ahead when the clock starts
         marks = [mark(self.device)]
         with sample_card(self.device) as card:
@@ -98,6 +106,14 @@ class Steps:
             peak_bytes=peak_bytes(str(self.device)),
             card=card(),
         )
+
+    def silent_times(self, *, points: int, repeats: int) -> StepTimes | None:
+        """The same without exchanges; None where there are none. The last thing to do: it spoils the weights."""
+        if self.ranks.world == 1:
+            return None
+        all_begin_together(self.device)  # the first rank, if late, would be waited for by nobody
+        with silence():
+            return self._timed(points_of(self.windows, points), repeats)
 
     def profile(self, trace: Path | None) -> Profile:
         """PROFILED_STEPS steps at the middle of the schedule; the trace is kept in `trace` if that is given."""
@@ -121,7 +137,7 @@ class Steps:
         return read_trace(events)
 
     def sizes(self) -> Sizes:
-        return Sizes.of(self.config.model, self.config.batch)
+        return Sizes.of(self.config.model, self.trainer.share)
 
     def _take(self, step: int) -> None:
         with record_function(DATA_RANGE):

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from paceline.lab.plan.gpus import Cluster
 from paceline.lab.plan.work import BYTES, Setting, Work, matrix_bytes, table_bytes
 from paceline.metrics.flops import block_matrix_weights
+from paceline.parallel.memory_model import halo_tokens
 
 BUCKET_BYTES = 25 * 2**20
 """What is exchanged at once."""
 HOP_S = 5e-6
 """Latency of one hop; an exchange takes two for each doubling of the ranks."""
 EXPOSED_UNCOMPILED = 0.3
-"""Share of the exchange of gradients that outlasts an uncompiled backward pass."""
+"""Share of an exchange beside uncompiled passes, of gradients or of the weights' shards, that outlasts them."""
 EXPOSED_BESIDE_MUON = 0.5
 """Share of an exchange that outlasts the work on Muon's matrices beside it. Not measured."""
 
@@ -34,8 +35,37 @@ class Exchange:
 
 
 def exchanges(at: Setting) -> list[Exchange]:
+    if at.cluster.gpus == 1:
+        return []
+    return [*(_of_shards(at) if at.config.parallel.fully_shard else _of_replicas(at)), *_of_slices(at)]
+
+
+def _of_slices(at: Setting) -> list[Exchange]:
+    """Keys and values of a halo to the right and their gradients back, in every layer, waited for."""
+    m, parts = at.config.model, at.config.parallel.split_sequence
+    halo = halo_tokens(m, at.config.batch, parts) * at.share.sequences
+    layers = m.num_layers - len(m.attentionless)
+    size = layers * halo * 2 * m.kv_width * BYTES[m.precision.compute]
+    return [Exchange(size, 2, 1.0)] if parts > 1 else []
+
+
+def _of_shards(at: Setting) -> list[Exchange]:
+    """Every micro-batch gathers blocks twice and tables once; gradients are dealt out once, and the rows of Muon's
+    matrices go to one rank each and come back."""
+    m, muon, times = at.config.model, at.config.optim, at.tokens // at.micro_tokens
+    found = [
+        Exchange(times * (2 * matrix_bytes(m) + table_bytes(m)), 1, EXPOSED_UNCOMPILED),
+        Exchange(matrix_bytes(m) + table_bytes(m), 1, EXPOSED_UNCOMPILED),
+    ]
+    if muon.matrices == "muon":
+        results = BYTES[muon.muon.ns_dtype] * block_matrix_weights(m)
+        found.append(Exchange((matrix_bytes(m) + results) // at.cluster.gpus, 1, EXPOSED_BESIDE_MUON))
+    return found
+
+
+def _of_replicas(at: Setting) -> list[Exchange]:
     m, muon = at.config.model, at.config.optim.matrices == "muon"
-    after_backward = 1.0 if at.config.train.compile else EXPOSED_UNCOMPILED
+    after_backward = 1.0 if at.compiled else EXPOSED_UNCOMPILED
     beside_muon = EXPOSED_BESIDE_MUON if at.profile == "fast" and muon else after_backward
     found = [Exchange(matrix_bytes(m), 2, after_backward), Exchange(table_bytes(m), 2, beside_muon)]
     if muon and at.shares_matrices:
@@ -43,7 +73,7 @@ def exchanges(at: Setting) -> list[Exchange]:
         found.append(Exchange(results, 1, EXPOSED_BESIDE_MUON))
     if at.config.parallel.shard_adam:
         found.append(Exchange(table_bytes(m), 1, EXPOSED_BESIDE_MUON))
-    return found if at.cluster.gpus > 1 else []
+    return found
 
 
 def sent_bytes(at: Setting) -> float:

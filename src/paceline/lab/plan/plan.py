@@ -17,12 +17,13 @@ from paceline.lab.plan.memory import GIB, USABLE, fits, memory, remedy
 from paceline.lab.plan.network import exchange, exposed_exchange, sent_bytes
 from paceline.lab.plan.work import Profile, Resource, Setting, Work, computation, optimizer
 from paceline.metrics.flops import mean_flops_per_token, parameter_counts
+from paceline.train.config import RunConfig
 
 START_S = {True: 110.0, False: 10.0}
 """Launch to step 10 with an empty compile cache, measured on one H200; and for a run that does not compile."""
 FORWARD_SHARE = 1 / 3
 """Of a step's computation: a validation has no backward pass."""
-MEMORY_PARTS = ("weights", "slots", "gradients", "activations", "head_kept", "head", "block", "update")
+MEMORY_PARTS = ("weights", "gathered", "slots", "gradients", "activations", "head_kept", "head", "block", "update")
 MEASURED_ON: dict[Profile, tuple[str, ...]] = {"reference": ("h100", "h200"), "fast": ("h200",)}
 MEASURED_WIDTHS = (384, 1536)
 """Half and twice the width of the models that were measured."""
@@ -95,7 +96,7 @@ def plan(at: Setting, *, price: float | None = None) -> Plan:
     step_s = compute_s + optimizer_s + exposed_s
     config, cluster = at.config, at.cluster
     needed = memory(at)
-    train_s, start_s = config.steps * step_s, START_S[config.train.compile]
+    train_s, start_s = config.steps * step_s, START_S[at.compiled]
     validation_s = _validated_tokens(at) / config.batch.tokens * compute_s * FORWARD_SHARE
     gpu_hours = (train_s + validation_s + start_s) * cluster.gpus / 3600
     price = cluster.kind.price if price is None else price
@@ -151,13 +152,16 @@ def step_seconds(at: Setting) -> float:
 
 
 def _check(at: Setting, price: float | None) -> None:
-    batch, gpus = at.config.batch, at.cluster.gpus
-    if batch.sequences % gpus:
-        fewer = next(n for n in range(min(gpus, batch.sequences), 0, -1) if batch.sequences % n == 0)
-        more = math.ceil(batch.sequences / gpus) * gpus * batch.sequence_tokens
+    batch, gpus, parts = at.config.batch, at.cluster.gpus, at.config.parallel.split_sequence
+    if gpus % parts:
+        raise ConfigError(f"--parallel.split-sequence {parts} does not divide --gpus {gpus:,}; use a multiple of it")
+    runs = gpus // parts
+    if batch.sequences % runs:
+        fewer = next(n for n in range(min(runs, batch.sequences), 0, -1) if batch.sequences % n == 0)
+        more = math.ceil(batch.sequences / runs) * runs * batch.sequence_tokens
         raise ConfigError(
             f"--gpus {gpus:,} cannot share {batch.sequences:,} sequences of {batch.sequence_tokens:,} tokens equally; "
-            f"use --gpus {fewer:,}, or --batch.tokens {more}"
+            f"use --gpus {fewer * parts:,}, or --batch.tokens {more}"
         )
     if price is not None and not 0 <= price < math.inf:
         raise ConfigError(f"--price {price} must be a number of at least 0, in USD for a GPU and hour")
@@ -211,15 +215,30 @@ def _limit(at: Setting, efficiencies: Efficiencies) -> str:
     return LIMITS[name].format(share=share, efficiency=efficiencies.get(name, 1.0), sent=sent_bytes(at) / 1e9)
 
 
+def _named_back_ends(config: RunConfig) -> list[str]:
+    """Flags that name a back end."""
+    asked = {
+        "--attention.backend": config.attention.backend,
+        "--attention.heads": config.attention.heads,
+        "--mlp.backend": config.mlp.backend,
+        "--head.backend": config.head.backend,
+    }
+    return [f"{flag} {name}" for flag, name in asked.items() if name != "auto"]
+
+
 def _notes(at: Setting) -> list[str]:
     """Where the prediction goes beyond what was measured."""
     low, high = MEASURED_WIDTHS
+    named = _named_back_ends(at.config)
     asked = {
         f"no step with {at.profile} paths was measured on {at.cluster.gpu}; efficiencies are those of "
         f"{' and '.join(MEASURED_ON[at.profile])}": at.cluster.gpu not in MEASURED_ON[at.profile],
         "kernels of our own are written for Hopper and may be missing here": at.profile == "fast"
         and not at.cluster.gpu.startswith("h"),
         "no step with fast paths was measured on several GPUs": at.profile == "fast" and at.cluster.gpus > 1,
+        f"no step under {at.config.parallel.talks_inside} was measured, and it is not compiled": at.cluster.gpus > 1
+        and at.config.parallel.talks_inside is not None,
+        f"{' '.join(named)}: counted in memory only, times are those of the profile's own back ends": bool(named),
         "no step was measured on several nodes": at.cluster.nodes > 1,
         f"a width of {at.config.model.width:,} is far from the measured 768": not low <= at.config.model.width <= high,
         "products in fp32 were not measured": at.config.model.precision.compute == "fp32",

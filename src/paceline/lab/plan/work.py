@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.data.config import BatchConfig
 from paceline.lab.plan.gpus import Cluster
 from paceline.lab.plan.visits import DOCUMENT_TOKENS, mean_visited_keys, visited_keys
 from paceline.metrics.flops import block_matrix_weights
@@ -88,9 +89,17 @@ class Setting:
         return self.config.batch.tokens // self.cluster.gpus
 
     @property
+    def share(self) -> BatchConfig:
+        """Of a step, what one GPU does."""
+        return share_of_batch(self.config.batch, self.cluster.gpus, self.config.parallel.split_sequence)
+
+    @property
     def micro_tokens(self) -> int:
-        share = share_of_batch(self.config.batch, self.cluster.gpus)
-        return share.micro_sequences * share.sequence_tokens
+        return self.share.micro_sequences * self.share.sequence_tokens
+
+    @property
+    def compiled(self) -> bool:
+        return self.config.train.compile and (self.cluster.gpus == 1 or not self.config.parallel.talks_inside)
 
     @property
     def shares_matrices(self) -> bool:
