@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.data.config import BatchConfig
 from paceline.lab.bench.steps import Steps
 from paceline.metrics.records import read_metrics
+from paceline.train.assemble import inspect_machine
 from paceline.train.config import RunConfig
 from train.tiny import losses, narrow_record, run, weights
 
@@ -43,8 +45,14 @@ def test_a_replayed_micro_batch_is_the_launched_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_recomputing_needs_less_memory(compiled: bool, tmp_path: Path) -> None:
+    """With enough tokens for activations to outweigh the optimizer."""
     config = on_gpu(tmp_path, compiled=compiled, steps=2)
     wide = replace(config.model, width=768, head_dim=128)
+    config = replace(
+        config,
+        batch=BatchConfig(tokens=8_192, sequence_tokens=1_024),
+        evaluate=replace(config.evaluate, tokens=1_024),
+    )
     peaks = {}
     for recompute in (False, True):
         torch.cuda.reset_peak_memory_stats()
@@ -66,7 +74,8 @@ def test_instruments_tell_the_memory(tmp_path: Path) -> None:
 def test_a_step_never_waits_for_the_device(compiled: bool, tmp_path: Path) -> None:
     """At the width of real heads, so that our kernels take part; a first step may wait, for compilation and tuning."""
     config = on_gpu(tmp_path, compiled=compiled)
-    ready = Steps(replace(config, model=replace(config.model, width=768, head_dim=128)), tmp_path / "run")
+    wide = replace(config, model=replace(config.model, width=768, head_dim=128))
+    ready = Steps(*inspect_machine(wide), tmp_path / "run")
     ready.warm_up()
     torch.cuda.set_sync_debug_mode("error")
     try:
