@@ -13,6 +13,7 @@ import pickle
 import shutil
 import signal
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,6 +54,7 @@ HANGS_S = 120
 SEQUENCES, LENGTH = 12, 128
 VALIDATED = 7
 """Sequences of a validation: no number of ranks has equal shares of it."""
+SLOW_SUM_S = 0.02
 CPU = torch.device("cpu")
 STACKS = [(5, 8, 8), (1, 4, 8), (3, 8, 4), (12, 6, 6)]
 """(matrices, rows, columns): fewer than ranks, more, and multiples of them."""
@@ -284,6 +286,18 @@ def commanded(words: dict[str, object], flags: list[str], verb: list[str], ranks
     return said.getvalue()
 
 
+def benched(words: dict[str, object], flags: list[str], ranks: Ranks) -> str:
+    """`paceline bench step` where a sum over ranks is slow, so that noise cannot hide it."""
+    all_reduce = dist.all_reduce
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        time.sleep(SLOW_SUM_S)
+        return all_reduce(*arguments, **options)
+
+    with patch.object(dist, "all_reduce", slow):
+        return commanded(words, ["--no-profile", *flags], ["bench", "step"], ranks)
+
+
 def votes(ranks: Ranks) -> list[bool]:
     """The last rank wishes at its second call."""
     with joined(ranks, CPU, {}, ParallelConfig()):
@@ -354,7 +368,7 @@ def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Cal
         found[name] = way[1], partial(batches_read, config, out / name)
     for name, flags in (("bench", []), ("bench-shards", ["--parallel.fully-shard"])):
         words = {"--data.dir": data, "--points": 1, "--repeats": 2, "--out": out / f"{name}.json"}
-        found[name] = 2, partial(commanded, words, ["--no-profile", *flags], ["bench", "step"])
+        found[name] = 2, partial(benched, words, flags)
     words = {"--data.dir": data, "--out": out / "command", "--steps": 2, "--evaluate.tokens": 768}
     found["command"] = 2, partial(commanded, words, ["--parallel.fully-shard"], ["train"])
     found["order"] = 2, partial(order_of_a_step, sharded, out / "order")

@@ -18,7 +18,7 @@ from paceline.metrics.records import EvalRecord, StepRecord, read_metrics
 from parallel import same_run
 from parallel.launch import torchrun
 from parallel.same_run import ALL, SAMPLE, name_of
-from parallel.series import SEQUENCES, STACKS, STEPS
+from parallel.series import SEQUENCES, SLOW_SUM_S, STACKS, STEPS
 from train.tiny import weights, write_text_shards
 
 CUTS = ("whole", "micro")
@@ -302,7 +302,7 @@ def test_a_split_sequence_makes_the_same_run(series: Series, name: str) -> None:
 def test_a_benchmark_of_several_ranks_tells_the_communication_that_is_not_hidden(series: Series, name: str) -> None:
     result = json.loads((series.folder / f"{name}.json").read_text())
     assert result["ranks"] == 2
-    assert 0 < result["exposed_communication_s"] < result["step_s"]
+    assert SLOW_SUM_S < result["exposed_communication_s"] < result["step_s"]  # there are several a step
     assert result["communication_share"] == result["exposed_communication_s"] / result["step_s"]
     assert result["tokens_per_s"] == pytest.approx(512 / result["step_s"])  # of both
     first, second = series.seen(name)
