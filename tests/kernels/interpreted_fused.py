@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from kernels.fused_cases import head_errors, heads_errors, joined_errors, mlp_errors, relative_error
+from kernels.fused_cases import head_errors, heads_errors, joined_errors, mlp_errors, relative_error, seeded
 from paceline.kernels import head_loss_fused, heads_fused
 from paceline.kernels.head_loss_fused import head_loss_fused as head_loss
 from paceline.model.attention import attend_from_named, plan_named
@@ -29,6 +30,26 @@ def test_head_and_loss(cap: float | None, tokens: int, vocab: int, monkeypatch: 
     monkeypatch.setattr(head_loss_fused, "BLOCK", 2048)
     beyond_the_fit = 5e-5 if cap == 2.0 else ROUNDING  # logits of ten times the cap: tanh is taken as tanh(6) there
     assert max(head_errors(tokens, vocab, cap, **CPU)) < beyond_the_fit
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 40), (9, 2048), (5, 4099)])
+def test_rows_whose_exponentials_are_summed_already(rows: int, vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums over 128 columns, as the product makes them: the last of 3 or 40 columns. Blocks of 2048 here."""
+    monkeypatch.setattr(head_loss_fused, "SUMMED_BLOCK", 2048)
+    raw = seeded(rows, vocab, seed=1, scale=2.0).double().requires_grad_()
+    targets = torch.arange(rows) * 7 % vocab
+    targets[2::3] = -100
+    capped = 15.0 * torch.tanh(raw / 15.0)
+    sums = torch.stack([part.exp().sum(1) for part in capped.detach().split(128, dim=1)]).float()
+    expected = F.cross_entropy(capped, targets, reduction="none", ignore_index=-100)
+    expected.sum().backward()
+    logits, losses = raw.detach().float(), torch.empty(rows)
+    head_loss_fused.launch_rows(logits, targets, losses, 15.0, -100, sums, with_gradient=False)
+    assert relative_error(losses, expected) < ROUNDING
+    assert torch.equal(logits, raw.float())
+    head_loss_fused.launch_rows(logits, targets, losses, 15.0, -100, sums, with_gradient=True)
+    assert relative_error(losses, expected) < ROUNDING
+    assert relative_error(logits, raw.grad) < ROUNDING
 
 
 def test_without_autograd_the_head_makes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

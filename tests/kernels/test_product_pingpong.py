@@ -1,4 +1,6 @@
-"""The warp-specialised product compiles for the GPU it is for. What it computes is tested on one, next door."""
+"""The warp-specialised products compile for the GPU they are for. What they compute is tested on one, next door."""
+
+from typing import Any
 
 import pytest
 
@@ -9,32 +11,50 @@ from triton.compiler import compile
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from paceline.kernels.product_pingpong import TILES, constants, mlp_slope_product
+from paceline.kernels.product_pingpong import TILES, constants, head_loss_logits, mlp_slope_product
 
 SHARED_BYTES, RESERVED_BYTES = 233_472, 1_024
 """Of one multiprocessor of an H100 or H200, and what each program on it costs beside its own."""
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
 
-def test_it_compiles_for_two_warp_groups_and_fits_the_shared_memory() -> None:
-    """Both warp groups of consumers multiply and take registers from the producer's."""
-    blocks = {
-        "a_desc": (TILES.m, TILES.k),
-        "b_desc": (TILES.k, TILES.n),
-        "c_desc": (TILES.m, 64),
-        "kept_desc": (TILES.m, 64),
+def for_hopper(kernel: Any, blocks: dict[str, tuple[int, int]], types: dict[str, str], **given: Any) -> Any:
+    """The compiled kernel, of whose operands the copy engine moves `blocks`."""
+    types = types | {
+        name: f"tensordesc<bf16[{rows}, {columns}],{LAYOUT!r}>" for name, (rows, columns) in blocks.items()
     }
-    types = {name: f"tensordesc<bf16[{rows}, {columns}],{LAYOUT!r}>" for name, (rows, columns) in blocks.items()}
     types |= dict.fromkeys(("rows", "columns", "depth"), "i32")
-    given, names = constants(TILES), mlp_slope_product.arg_names
+    given |= constants(TILES)
     options = {"num_warps": given.pop("num_warps")}
     source = GluonASTSource(
-        fn=mlp_slope_product,
-        signature={name: types.get(name, "constexpr") for name in names},
-        constexprs={(names.index(name),): value for name, value in given.items()},
+        fn=kernel,
+        signature={name: types.get(name, "constexpr") for name in kernel.arg_names},
+        constexprs={(kernel.arg_names.index(name),): value for name, value in given.items()},
     )
-    done = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert done.asm["ptx"].count("wgmma.wait_group") == 4  # one step in flight, then none, in either
-    assert all(f"setmaxnreg.{way}.sync.aligned.u32 \t232" in done.asm["ptx"] for way in ("inc", "dec"))
-    assert done.metadata.num_warps == 12
-    assert done.metadata.shared + RESERVED_BYTES <= SHARED_BYTES
+    return compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def uses_two_warp_groups(done: Any) -> bool:
+    """Both warp groups of consumers multiply and take registers from the producer's; all fits the shared memory."""
+    waits = done.asm["ptx"].count("wgmma.wait_group")  # one step in flight, then none, in either
+    registers = all(f"setmaxnreg.{way}.sync.aligned.u32 \t232" in done.asm["ptx"] for way in ("inc", "dec"))
+    fits = done.metadata.shared + RESERVED_BYTES <= SHARED_BYTES
+    return waits == 4 and registers and done.metadata.num_warps == 12 and fits
+
+
+def test_the_slope_product_compiles() -> None:
+    tile = {"c_desc": (TILES.m, 64), "kept_desc": (TILES.m, 64)}
+    blocks = {"a_desc": (TILES.m, TILES.k), "b_desc": (TILES.k, TILES.n), **tile}
+    assert uses_two_warp_groups(for_hopper(mlp_slope_product, blocks, {}))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_product_of_logits_compiles(masked: bool) -> None:
+    """In either warp group a thread has 128 logits, and its exponentials come after its tile is sent."""
+    blocks = {"x_desc": (TILES.m, TILES.k), "weight_desc": (TILES.n, TILES.k), "logits_desc": (TILES.m, 64)}
+    types = {"sums_ptr": "*fp32", "bend_ptr": "*fp32", "gain": "fp32"}
+    done = for_hopper(head_loss_logits, blocks, types, MASKED=masked)
+    assert uses_two_warp_groups(done)
+    code = done.asm["ptx"]
+    assert code.count("tanh.approx.f32") == code.count("ex2.approx.ftz.f32") == 2 * 128
+    assert code.index("cp.async.bulk.tensor.2d.global.shared") < code.index("tanh.approx.f32")

@@ -1,4 +1,4 @@
-"""The warp-specialised product against float64 on a GPU. The CPU twin, of its compilation, is next door."""
+"""The warp-specialised products against float64 on a GPU. The CPU twin, of their compilation, is next door."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import Tensor
 pytest.importorskip("triton.experimental.gluon")
 
 from kernels.fused_cases import relative_error, seeded
-from paceline.kernels.product_pingpong import slope_product
+from paceline.kernels.product_pingpong import logits_with_sums, slope_product
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,3 +38,28 @@ def test_it_equals_float64_at_every_launch(rows: int, depth: int, columns: int) 
     assert relative_error(first, expected) < 3e-3  # one rounding to bf16: 2^-9 at most
     for _ in range(LAUNCHES):
         assert torch.equal(slope_product(a, b, kept), first)
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"),
+    [
+        (16_384, 768, 50_304),  # many tiles for each program
+        (1_000, 768, 50_264),  # neither rows nor columns fill their tiles
+        (128 * 133, 256, 128),  # one program has one tile more
+        (1, 64, 8),  # one tile, one step: fewer than the ring has slots
+        (5_000, 136, 1_032),  # depth does not fill its step
+    ],
+)
+def test_logits_and_their_sums_equal_float64_at_every_launch(rows: int, depth: int, columns: int) -> None:
+    cap = 15.0
+    x, weight = on_gpu(rows, depth, seed=1), on_gpu(columns, depth, seed=2) * depth**-0.5
+    logits, again = x.new_empty(2, rows, columns)
+    sums = logits_with_sums(x, weight, cap, out=logits)
+    few = slice(None, 2_000)  # float64 takes four times the room
+    stored = logits[few].double()
+    assert relative_error(stored, x[few].double() @ weight.double().T) < 3e-3  # one rounding to bf16: 2^-9 at most
+    tiles = (cap * torch.tanh(stored / cap)).exp().split(128, dim=1)
+    assert relative_error(sums[:, few], torch.stack([tile.sum(1) for tile in tiles])) < 2e-3  # tanh by the hardware
+    for _ in range(LAUNCHES):
+        assert torch.equal(logits_with_sums(x, weight, cap, out=again.zero_()), sums)
+        assert torch.equal(again, logits)

@@ -1,10 +1,12 @@
 """Head, cap, loss and their gradient in one go, for a GPU with Triton. The plain twin is `model.loss.head_loss`.
 
-The logits of a chunk of tokens are one product, written in the compute format. One kernel then reads each row twice
-(the second time from the cache), takes the loss and leaves the gradient in its place; two products carry that on to x
-and the head rows. No product is computed twice and no fp32 logits exist. The gradient is taken in the forward pass, for
-a total with weight 1, and the backward pass only scales it: that is why the loss is handed back as a total.
-Tried and dropped: sums of exponentials in the ending of the product (docs/experiments.md).
+The logits of a chunk of tokens are one product, written in the compute format. Where the copy engine can address them
+and a cap bounds them, that product sums their exponentials too, tile by tile, beside the products of the next tiles.
+One kernel then takes the loss of each row and leaves the gradient in its place; without those sums it reads the row
+twice (the second time from the cache). Two products carry the gradient on to x and the head rows. No product is
+computed twice and no fp32 logits exist. The gradient is taken in the forward pass, for a total with weight 1, and the
+backward pass only scales it: that is why the loss is handed back as a total.
+Tried and dropped: sums of exponentials in the ending of a product whose matrix units wait (docs/experiments.md).
 """
 
 import torch
@@ -18,6 +20,10 @@ BLOCK, WARPS = 8_192, 16
 """Logits that a program works on at a time. So large a program that a multiprocessor holds few: rows that are in work
 at the same time, 100 kB each, should stay in the cache until they are read again (0.56 ms for 8,192 rows on an H200,
 0.67 by 8 warps, 0.72 by 32)."""
+SUMMED_BLOCK, SUMMED_WARPS = 4_096, 8
+"""The same for rows whose exponentials are summed already. Each logit is read once, so programs are small and many."""
+ADDRESS_BYTES = 16
+"""What rows must be a multiple of for the copy engine."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-3.0e38)
 """Maximum of a lane that has seen nothing yet: -inf cannot be subtracted from -inf."""
@@ -40,9 +46,11 @@ def head_loss_rows(
     logits_ptr,
     targets_ptr,
     losses_ptr,
+    sums_ptr,
     vocab,
     cap,
     ignore,
+    PARTS: tl.constexpr,
     CAPPED: tl.constexpr,
     SHIFTED: tl.constexpr,
     WITH_GRADIENT: tl.constexpr,
@@ -51,8 +59,9 @@ def head_loss_rows(
     TAIL: tl.constexpr,
 ):
     """One row of raw logits (row-contiguous, `vocab` columns): its loss, and in place of the logits the gradient.
-    SHIFTED: the sum of exponentials needs a running maximum. All exponentials are in base 2. HARDWARE: tanh by the
-    GPU's own instruction. What whole blocks leave over is a block of TAIL, masked."""
+    PARTS: in how many parts the row's sum of exponentials is given, as (PARTS, rows); 0: it is taken here. SHIFTED:
+    that needs a running maximum. All exponentials are in base 2. HARDWARE: tanh by the GPU's own instruction. What
+    whole blocks leave over is a block of TAIL, masked."""
     row = tl.program_id(0).to(tl.int64)  # rows x columns passes 2^31
     logits_ptr += row * vocab
     target = tl.load(targets_ptr + row)
@@ -64,16 +73,10 @@ def head_loss_rows(
     last = whole + tl.arange(0, TAIL)
     inside = last < vocab
     rest = tl.load(logits_ptr + last, mask=inside, other=0.0).to(tl.float32)
-    tail_top, tail_sum = start_sum(TAIL, SHIFTED)
-    tail_top, tail_sum = add_exponentials(tail_top, tail_sum, rest, turn, gain, inside, CAPPED, SHIFTED, HARDWARE)
-    tail_top, tail_sum = end_sum(tail_top, tail_sum)
-    largest, total = start_sum(BLOCK, SHIFTED)  # by lane, so that a block needs no reduction
-    for start in range(0, whole, BLOCK):
-        z = tl.load(logits_ptr + start + columns).to(tl.float32)
-        largest, total = add_exponentials(largest, total, z, turn, gain, True, CAPPED, SHIFTED, HARDWARE)
-    block_top, block_sum = end_sum(largest, total)
-    top = tl.maximum(tail_top, block_top)
-    log_sum = top + tl.log2(tail_sum * tl.exp2(tail_top - top) + block_sum * tl.exp2(block_top - top))
+    if PARTS:
+        log_sum = tl.log2(sum_parts(sums_ptr + row, tl.num_programs(0), PARTS))
+    else:
+        log_sum = log_sum_of_row(logits_ptr, whole, rest, inside, turn, gain, CAPPED, SHIFTED, HARDWARE, BLOCK, TAIL)
     chosen = tl.load(logits_ptr + tl.where(counted, target, 0)).to(tl.float32)
     capped, slope = cap_logit(chosen, turn, CAPPED, HARDWARE)
     tl.store(losses_ptr + row, tl.where(counted, (log_sum - gain * capped) / LOG2_E, 0.0))
@@ -89,6 +92,31 @@ def head_loss_rows(
         tl.store(logits_ptr + last, rest.to(logits_ptr.dtype.element_ty), mask=inside)
         tl.debug_barrier()  # then the one that differs, once more
         tl.store(logits_ptr + target, at_target.to(logits_ptr.dtype.element_ty), mask=counted)
+
+
+@triton.jit
+def sum_parts(sums_ptr, stride, PARTS: tl.constexpr):
+    """The sum of a row's parts. They lie apart, but their sectors are in the cache for the programs of other rows."""
+    part = tl.arange(0, triton.next_power_of_2(PARTS))
+    return tl.sum(tl.load(sums_ptr + part * stride, mask=part < PARTS, other=0.0), 0)
+
+
+@triton.jit
+def log_sum_of_row(
+    logits_ptr, whole, rest, inside, turn, gain, CAPPED: tl.constexpr, SHIFTED: tl.constexpr, HARDWARE: tl.constexpr,
+    BLOCK: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """Logarithm in base 2 of the sum of exponentials: of `whole` logits in memory, and of the `rest`."""
+    tail_top, tail_sum = start_sum(TAIL, SHIFTED)
+    tail_top, tail_sum = add_exponentials(tail_top, tail_sum, rest, turn, gain, inside, CAPPED, SHIFTED, HARDWARE)
+    tail_top, tail_sum = end_sum(tail_top, tail_sum)
+    largest, total = start_sum(BLOCK, SHIFTED)  # by lane, so that a block needs no reduction
+    for start in range(0, whole, BLOCK):
+        z = tl.load(logits_ptr + start + tl.arange(0, BLOCK)).to(tl.float32)
+        largest, total = add_exponentials(largest, total, z, turn, gain, True, CAPPED, SHIFTED, HARDWARE)
+    block_top, block_sum = end_sum(largest, total)
+    top = tl.maximum(tail_top, block_top)
+    return top + tl.log2(tail_sum * tl.exp2(tail_top - top) + block_sum * tl.exp2(block_top - top))
 
 
 @triton.jit
@@ -179,12 +207,29 @@ def _head_loss(
     buffer = x.new_empty(min(chunk_tokens, x.size(0)), weight.size(0))
     for first in range(0, x.size(0), chunk_tokens):
         part = slice(first, first + chunk_tokens)
-        logits = torch.mm(x[part], weight.T, out=buffer[: x[part].size(0)])
-        launch_rows(logits, targets[part], losses[part], cap, ignore, with_gradient=with_gradient)
+        logits = buffer[: x[part].size(0)]
+        sums = _multiply(x[part], weight, cap, out=logits)
+        launch_rows(logits, targets[part], losses[part], cap, ignore, sums, with_gradient=with_gradient)
         if with_gradient:
             torch.mm(logits, weight, out=grad_x[part])
             _add_product(grad_weight, logits.T, x[part])
     return losses.sum(), grad_x, grad_weight.to(weight.dtype)
+
+
+def _multiply(x: Tensor, weight: Tensor, cap: float | None, *, out: Tensor) -> Tensor | None:
+    """Logits into `out`; back the sums of their exponentials, as `logits_with_sums` makes them, if it can."""
+    if cap is None or cap > UNSHIFTED_CAP or not all(_addressable(t) for t in (x, weight, out)):
+        torch.mm(x, weight.T, out=out)
+        return None
+    from paceline.kernels.product_pingpong import logits_with_sums  # the interpreter of Triton knows no Gluon
+
+    return logits_with_sums(x, weight, cap, out=out)
+
+
+def _addressable(matrix: Tensor) -> bool:
+    """Whether it is on a GPU, in bf16, and the copy engine can move blocks of it."""
+    whole_rows = matrix.is_contiguous() and matrix.size(1) * matrix.element_size() % ADDRESS_BYTES == 0
+    return matrix.is_cuda and matrix.dtype == torch.bfloat16 and whole_rows and matrix.data_ptr() % ADDRESS_BYTES == 0
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
@@ -196,24 +241,35 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def launch_rows(
-    logits: Tensor, targets: Tensor, losses: Tensor, cap: float | None, ignore: int, *, with_gradient: bool
+    logits: Tensor,
+    targets: Tensor,
+    losses: Tensor,
+    cap: float | None,
+    ignore: int,
+    sums: Tensor | None = None,
+    *,
+    with_gradient: bool,
 ) -> None:
-    """Losses of these rows into `losses`; with `with_gradient`, their gradients over `logits`."""
+    """Losses of these rows into `losses`; with `with_gradient`, their gradients over `logits`. `sums` (parts, rows) of
+    the exponentials of capped logits in fp32, if they are known; only for a cap that needs no shift."""
     rows, vocab = logits.shape
+    block, warps = (BLOCK, WARPS) if sums is None else (SUMMED_BLOCK, SUMMED_WARPS)
     head_loss_rows[(rows,)](
         logits,
         targets,
         losses,
+        sums,
         vocab,
         1.0 if cap is None else cap,
         ignore,
+        PARTS=0 if sums is None else sums.size(0),
         CAPPED=cap is not None,
         SHIFTED=cap is None or cap > UNSHIFTED_CAP,
         WITH_GRADIENT=with_gradient,
         HARDWARE=logits.is_cuda and logits.dtype == torch.bfloat16,
-        BLOCK=BLOCK,
-        TAIL=triton.next_power_of_2(vocab % BLOCK or 1),
-        num_warps=WARPS,
+        BLOCK=block,
+        TAIL=triton.next_power_of_2(vocab % block or 1),
+        num_warps=warps,
     )
 
 

@@ -1,17 +1,20 @@
-"""The product of the MLP's backward pass, whose ending runs beside the next tile's products, for a Hopper GPU with
-Gluon. Plain twin: product, then ending.
+"""Products whose ending runs beside the next tile's products, for a Hopper GPU with Gluon: that of the MLP's backward
+pass, and the head's logits with sums of exponentials. Plain twins: product, then ending.
 
 One warp orders operands into a ring in shared memory, two warp groups multiply from it and take turns at whole tiles:
-while one loads the kept values, carries its tile through the slope and stores it, the other multiplies ("ping-pong").
-What an ending reads is fetched while its tile is multiplied. In `product_fused` the matrix units wait during that
-ending: 0.58 ms for 65,536 x 768 x 3,072 on an H200, 0.49 ms here.
+while one ends its tile and stores it, the other multiplies ("ping-pong"). What an ending reads is fetched while its
+tile is multiplied. In `product_fused` the matrix units wait during the ending: 0.58 ms for the MLP's 65,536 x 768 x
+3,072 on an H200, 0.49 ms here. The head's ending needs the special functions for 2,048 clocks of the 6,144 that a tile
+of depth 768 takes; its times are to be measured.
 Tried and dropped: warp groups that share each tile; the heads of attention as an ending (docs/experiments.md).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -56,8 +59,8 @@ def place(tile, row_tiles, column_tiles, GROUP: gl.constexpr):
 
 @gluon.jit
 def produce(
-    a_desc, b_desc, ring, tiles, depth, M: gl.constexpr, N: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
+    a_desc, b_desc, ring, tiles, depth, B_BY_DEPTH: gl.constexpr, M: gl.constexpr, N: gl.constexpr, K: gl.constexpr,
+    STAGES: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """Order the operands of all tiles, a slot of the ring as soon as it is free."""
     a_ring, b_ring, ready, free = ring
@@ -71,12 +74,16 @@ def produce(
             mbarrier.wait(free.index(slot), ((step // STAGES) & 1) ^ 1)  # the first round finds all slots free
             mbarrier.expect(arrived, a_desc.block_type.nbytes + b_desc.block_type.nbytes)
             tma.async_copy_global_to_shared(a_desc, [row * M, k], arrived, a_ring.index(slot))
-            tma.async_copy_global_to_shared(b_desc, [k, column * N], arrived, b_ring.index(slot))
+            at = [k, column * N] if B_BY_DEPTH else [column * N, k]
+            tma.async_copy_global_to_shared(b_desc, at, arrived, b_ring.index(slot))
             step += 1
 
 
 @gluon.jit
-def multiply(number, ring, turn, steps, WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr):
+def multiply(
+    number, ring, turn, steps, WHO: gl.constexpr, B_BY_DEPTH: gl.constexpr, M: gl.constexpr, N: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
     """The products of the program's tile of that `number`. One step is always in flight; the slot before it is freed.
 
     WHO 0 may begin its n-th tile after the other's tile n - 1, and WHO 1 after the other's tile n."""
@@ -88,7 +95,8 @@ def multiply(number, ring, turn, steps, WHO: gl.constexpr, M: gl.constexpr, N: g
     for step in range(first, first + steps):
         slot = step % STAGES
         mbarrier.wait(ready.index(slot), (step // STAGES) & 1)
-        begun = warpgroup_mma(a_ring.index(slot), b_ring.index(slot), product, is_async=True)
+        b = b_ring.index(slot) if B_BY_DEPTH else b_ring.index(slot).permute((1, 0))
+        begun = warpgroup_mma(a_ring.index(slot), b, product, is_async=True)
         product = warpgroup_mma_wait(1, deps=[begun])
         mbarrier.arrive(free.index((step + STAGES - 1) % STAGES), pred=step > first)
     mbarrier.arrive(turn.index(1 - WHO))
@@ -99,10 +107,12 @@ def multiply(number, ring, turn, steps, WHO: gl.constexpr, M: gl.constexpr, N: g
 
 @gluon.jit
 def consume(
-    WHO: gl.constexpr, ring, turn, staging, fetched, tiles, depth, c_desc, kept_desc, M: gl.constexpr, N: gl.constexpr,
-    K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+    WHO: gl.constexpr, ring, turn, staging, fetched, tiles, depth, c_desc, given, ENDING: gl.constexpr,
+    B_BY_DEPTH: gl.constexpr, M: gl.constexpr, N: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
 ):  # fmt: skip
-    """One warp group, WHO 0 or 1: multiply and end every second tile of the program.
+    """One warp group, WHO 0 or 1: multiply and end every second tile of the program. The ending is `given` what else
+    it needs.
 
     Its part of `staging` takes what the ending reads, then what it writes: free for the next tile as soon as the copy
     engine has read the result."""
@@ -115,14 +125,32 @@ def consume(
         row, column = place(tile, row_tiles, column_tiles, GROUP)
         m, n = row * M, column * N
         tma.store_wait(0)  # long done: the other warp group has multiplied since
-        mbarrier.expect(arrived, (N // PIECE) * kept_desc.block_type.nbytes)
-        for p in gl.static_range(N // PIECE):
-            piece = staging.index(WHO * (N // PIECE) + p)
-            tma.async_copy_global_to_shared(kept_desc, [m, n + p * PIECE], arrived, piece)
-        product = multiply(number, ring, turn, steps, WHO, M, N, STAGES)
-        mbarrier.wait(arrived, (number // 2) & 1)
-        end_tile(product, m, n, staging, c_desc, WHO, M, N)
+        if ENDING == "slope":
+            fetch(given[0], m, n, staging, arrived, WHO, N)
+        product = multiply(number, ring, turn, steps, WHO, B_BY_DEPTH, M, N, STAGES)
+        if ENDING == "slope":
+            mbarrier.wait(arrived, (number // 2) & 1)
+            end_by_slope(product, m, n, staging, c_desc, WHO, M, N)
+        else:
+            end_by_sums(product, m, n, staging, c_desc, given, ENDING == "masked_sums", WHO, M, N)
     tma.store_wait(0)
+
+
+@gluon.jit
+def fetch(desc, m, n, staging, arrived, WHO: gl.constexpr, N: gl.constexpr):
+    """Order a tile of `desc` into the warp group's part of `staging`."""
+    mbarrier.expect(arrived, (N // PIECE) * desc.block_type.nbytes)
+    for p in gl.static_range(N // PIECE):
+        piece = staging.index(WHO * (N // PIECE) + p)
+        tma.async_copy_global_to_shared(desc, [m, n + p * PIECE], arrived, piece)
+
+
+@gluon.jit
+def send(desc, m, n, staging, WHO: gl.constexpr, N: gl.constexpr):
+    """Order the warp group's part of `staging`, which its threads have written, to be stored."""
+    fence_async_shared()  # what threads wrote must be visible to the copy engine
+    for p in gl.static_range(N // PIECE):
+        tma.async_copy_shared_to_global(desc, [m, n + p * PIECE], staging.index(WHO * (N // PIECE) + p))
 
 
 @gluon.jit
@@ -136,38 +164,67 @@ def halves(x, M: gl.constexpr, N: gl.constexpr):
 
 
 @gluon.jit
-def end_tile(product, m, n, staging, c_desc, WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr):
+def end_by_slope(product, m, n, staging, c_desc, WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr):
     """z·2·sqrt(kept), from `staging` where the kept values lie, through it into memory."""
     pieces = halves(product, M, N)
     for p in gl.static_range(N // PIECE):
         piece = staging.index(WHO * (N // PIECE) + p)
         z = pieces[p] * (2.0 * gl.sqrt(piece.load(pieces[p].type.layout).to(gl.float32)))
         piece.store(z.to(staging.dtype))
-    fence_async_shared()  # what threads wrote must be visible to the copy engine
-    for p in gl.static_range(N // PIECE):
-        tma.async_copy_shared_to_global(c_desc, [m, n + p * PIECE], staging.index(WHO * (N // PIECE) + p))
+    send(c_desc, m, n, staging, WHO, N)
 
 
 @gluon.jit
-def mlp_slope_product(
-    a_desc,
-    b_desc,
-    c_desc,
-    kept_desc,
-    rows,
-    columns,
-    depth,
-    M: gl.constexpr,
-    N: gl.constexpr,
-    K: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
+def end_by_sums(
+    product, m, n, staging, c_desc, given, MASKED: gl.constexpr, WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr
 ):
-    """c (rows, columns) = a b · 2 sqrt(kept). a (rows, depth), b (depth, columns), kept as c.
+    """z into memory, and of z as stored the sum of 2^(gain·tanh(z·bend)) over the tile's columns, one for each row.
+    MASKED: the last tile has columns beyond the matrix, which are not summed."""
+    sums_ptr, bend_ptr, rows, columns, gain = given
+    stored = rounded(product)
+    pieces = halves(stored, M, N)
+    for p in gl.static_range(N // PIECE):
+        staging.index(WHO * (N // PIECE) + p).store(pieces[p])
+    send(c_desc, m, n, staging, WHO, N)
+    bend = gl.load(bend_ptr)  # no load, so no exponential, is moved up: slot and copy need not wait for them
+    exponentials = exp2(gain * tanh(bend * stored.to(gl.float32)))
+    layout: gl.constexpr = product.type.layout
+    if MASKED:
+        column = n + gl.arange(0, N, gl.SliceLayout(0, layout))
+        exponentials = gl.where((column < columns)[None, :], exponentials, 0.0)
+    row = m + gl.arange(0, M, gl.SliceLayout(1, layout))
+    gl.store(sums_ptr + (n // N) * rows + row, gl.sum(exponentials, 1), mask=row < rows)
+
+
+@gluon.jit
+def rounded(x):
+    """x in bf16, two values by one instruction. `to` takes them one by one, because they are read one by one later, and
+    that instruction waits for the unit of the special functions."""
+    how: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
+    return gl.inline_asm_elementwise(how, "=r,f,f", [x], dtype=gl.bfloat16, is_pure=True, pack=2)
+
+
+@gluon.jit
+def tanh(x):
+    """By one instruction, as `head_loss_fused.tanh` with HARDWARE: within 2^-11, relative to it."""
+    return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def exp2(x):
+    """By one instruction, within 2^-22; gl.exp2 adds three for arguments below -126."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def run_product(
+    a_desc, b_desc, c_desc, tiles, depth, given, ENDING: gl.constexpr, B_BY_DEPTH: gl.constexpr, M: gl.constexpr,
+    N: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """Set up shared memory and send the warps to work.
 
     ready: the slot's operands have arrived. free: its reader has finished. turn: a warp group may multiply. fetched:
     what the ending reads has arrived. One thread arrives for its whole warp group, after its barrier."""
-    tiles = (gl.cdiv(rows, M), gl.cdiv(columns, N))
     a_ring = gl.allocate_shared_memory(a_desc.dtype, [STAGES] + a_desc.block_shape, a_desc.layout)
     b_ring = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_shape, b_desc.layout)
     staging = gl.allocate_shared_memory(c_desc.dtype, [2 * (N // PIECE)] + c_desc.block_shape, c_desc.layout)
@@ -185,13 +242,61 @@ def mlp_slope_product(
     ring = (a_ring, b_ring, ready, free)
     gl.warp_specialize(
         [
-            (consume, (0, ring, turn, staging, fetched, tiles, depth, c_desc, kept_desc, M, N, K, STAGES, GROUP)),
-            (consume, (1, ring, turn, staging, fetched, tiles, depth, c_desc, kept_desc, M, N, K, STAGES, GROUP)),
-            (produce, (a_desc, b_desc, ring, tiles, depth, M, N, K, STAGES, GROUP)),
+            (consume, (0, ring, turn, staging, fetched, tiles, depth, c_desc, given, ENDING, B_BY_DEPTH, M, N, K,
+                       STAGES, GROUP)),
+            (consume, (1, ring, turn, staging, fetched, tiles, depth, c_desc, given, ENDING, B_BY_DEPTH, M, N, K,
+                       STAGES, GROUP)),
+            (produce, (a_desc, b_desc, ring, tiles, depth, B_BY_DEPTH, M, N, K, STAGES, GROUP)),
         ],
         [4, 1],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
-    )
+    )  # fmt: skip
+
+
+@gluon.jit
+def mlp_slope_product(
+    a_desc,
+    b_desc,
+    c_desc,
+    kept_desc,
+    rows,
+    columns,
+    depth,
+    M: gl.constexpr,
+    N: gl.constexpr,
+    K: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+):
+    """c (rows, columns) = a b · 2 sqrt(kept). a (rows, depth), b (depth, columns), kept as c."""
+    tiles = (gl.cdiv(rows, M), gl.cdiv(columns, N))
+    run_product(a_desc, b_desc, c_desc, tiles, depth, (kept_desc,), "slope", True, M, N, K, STAGES, GROUP)
+
+
+@gluon.jit
+def head_loss_logits(
+    x_desc,
+    weight_desc,
+    logits_desc,
+    sums_ptr,
+    bend_ptr,
+    rows,
+    columns,
+    depth,
+    gain,
+    MASKED: gl.constexpr,
+    M: gl.constexpr,
+    N: gl.constexpr,
+    K: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+):
+    """logits (rows, columns) = x weightᵀ and sums (column tiles, rows), fp32, of 2^(gain·tanh(logit·bend)) over the
+    columns of each tile. x (rows, depth), weight (columns, depth), bend (1,) in fp32."""
+    tiles = (gl.cdiv(rows, M), gl.cdiv(columns, N))
+    given = (sums_ptr, bend_ptr, rows, columns, gain)
+    ENDING: gl.constexpr = "masked_sums" if MASKED else "sums"
+    run_product(x_desc, weight_desc, logits_desc, tiles, depth, given, ENDING, False, M, N, K, STAGES, GROUP)
 
 
 def constants(tiles: Tiles) -> dict[str, Any]:
@@ -220,3 +325,26 @@ def slope_product(a: Tensor, b: Tensor, kept: Tensor, *, tiles: Tiles = TILES) -
         **constants(tiles),
     )
     return c
+
+
+def logits_with_sums(x: Tensor, weight: Tensor, cap: float, *, out: Tensor, tiles: Tiles = TILES) -> Tensor:
+    """Raw logits x weightᵀ into `out` (rows, columns), and back the sums of exp(cap·tanh(logit/cap)), logits as stored,
+    over each 128 columns: (column tiles, rows) in fp32, a row's sums apart but those of 8 rows in one sector. x (rows,
+    depth), weight (columns, depth), all in bf16, contiguous and with rows of a multiple of 16 bytes."""
+    (rows, depth), columns = x.shape, weight.size(0)
+    sums = torch.empty(triton.cdiv(columns, tiles.n), rows, device=x.device)
+    processors = torch.cuda.get_device_properties(x.device).multi_processor_count
+    head_loss_logits[(processors,)](
+        _blocks(x, tiles.m, tiles.k),
+        _blocks(weight, tiles.n, tiles.k),
+        _blocks(out, tiles.m, PIECE.value),
+        sums,
+        torch.full((1,), 1.0 / cap, device=x.device),
+        rows,
+        columns,
+        depth,
+        cap * math.log2(math.e),
+        MASKED=columns % tiles.n != 0,
+        **constants(tiles),
+    )
+    return sums
