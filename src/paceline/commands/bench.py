@@ -15,7 +15,8 @@ from paceline.core.command_line import Bare, Positional, parse
 from paceline.core.errors import ConfigError
 from paceline.core.files import write_json
 from paceline.core.schema import Change, changes
-from paceline.lab.bench.start import START_STEPS, compile_cache, measure_start
+from paceline.data.config import DEFAULT_MICRO_TOKENS
+from paceline.lab.bench.start import START_STEPS, compile_cache, measure_peak, measure_start
 from paceline.parallel.voice import one_voice
 from paceline.recipes.presets import preset
 from paceline.train.config import RunConfig
@@ -138,6 +139,9 @@ def _measure_step(arguments: StepArgs, base: RunConfig, folder: Path) -> dict[st
         config, machine = inspect_machine(arguments.config, ranks)
         with joined(ranks, machine.device, agreed_facts(arguments.config), config.parallel):
             measured = _measure_here(arguments, config, machine, ranks, folder)
+        if arguments.start and (measured["micro_tokens"] or 0) > DEFAULT_MICRO_TOKENS:
+            peak = measure_peak(train_words(arguments, base), folder, DEFAULT_MICRO_TOKENS, say=_say)
+            measured["peak_gib"] = None if peak is None else peak / 2**30
     return {"cold_start_s": starts.get("cold"), "warm_start_s": starts.get("warm"), **measured} if ranks.first else None
 
 

@@ -37,8 +37,8 @@ BF16_CAPABILITY = (8, 0)
 """NVIDIA's Ampere: the first with bf16 products in hardware."""
 FLEX_HEAD_DIM = 16
 """FlexAttention's narrowest head."""
-FUSED_CAPABILITY = (9, 0)
-"""Hopper: the first whose copy engine our kernels use."""
+FUSED_MAJOR = 9
+"""Hopper, whose copy engine and matrix units our kernels drive; later cards have others."""
 FA3_MAJOR = 9
 """FlashAttention 3 is written for Hopper and for nothing later."""
 FA3_PACKAGE = "flash_attn_interface"
@@ -234,7 +234,7 @@ def _load_fa3(library: str | None) -> str | None:
 
 
 def own_kernels(device: str) -> Verdict:
-    """Our Triton kernels. They copy by Hopper's bulk engine and were tuned on an H200; older cards take the twins."""
+    """Our kernels, in Triton and Gluon. They are for Hopper and were tuned on an H200; other cards take the twins."""
     if not device.startswith("cuda"):
         return Verdict(name="fused", usable=False, reason="our kernels need a GPU")
     if not (kernels := triton()).usable:
@@ -243,12 +243,11 @@ def own_kernels(device: str) -> Verdict:
 
     capability = torch.cuda.get_device_capability()
     found = f"capability {capability[0]}.{capability[1]}"
-    usable = capability >= FUSED_CAPABILITY
-    return Verdict(
-        name="fused",
-        usable=usable,
-        reason=found if usable else f"{found}; our kernels need {FUSED_CAPABILITY[0]}.{FUSED_CAPABILITY[1]}",
-    )
+    if capability[0] != FUSED_MAJOR:
+        return Verdict(name="fused", usable=False, reason=f"{found}; our kernels are for {FUSED_MAJOR}.0")
+    if importlib.util.find_spec("triton.experimental.gluon") is None:
+        return Verdict(name="fused", usable=False, reason="this Triton has no Gluon; 3.6 has")
+    return Verdict(name="fused", usable=True, reason=found)
 
 
 def choose_own(flag: str, requested: str, device: str, *, own: str, misfit: str | None, otherwise: Choice) -> Choice:

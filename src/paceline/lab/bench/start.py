@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from paceline.core.errors import PacelineError, UserError
-from paceline.metrics.card import read_card
+from paceline.metrics.card import RunCard, read_card
 from paceline.metrics.meter import LAUNCH_VARIABLE
 
 START_STEPS = 10
 """The records' warm-up: compilation is over and the allocator has settled."""
+PEAK_STEPS = 5
+"""Enough for a gradient to be recorded."""
 CACHE_VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 """Where compiled code is kept between processes, and the name of each folder here."""
 
@@ -46,9 +48,23 @@ def measure_start(words: Sequence[str], folder: Path, *, say: Callable[[str], No
     return seconds
 
 
+def measure_peak(words: Sequence[str], folder: Path, micro_tokens: int, *, say: Callable[[str], None]) -> float | None:
+    """Peak memory in bytes of a run in such micro-batches; None where the system does not tell."""
+    say(f"memory with micro-batches of {micro_tokens:,} tokens")
+    return _run([*words, "--batch.micro-tokens", str(micro_tokens)], folder / "peak", steps=PEAK_STEPS).peak_bytes
+
+
 def _start(words: Sequence[str], run: Path) -> float:
+    card = _run(words, run, steps=START_STEPS)
+    if card.startup_s is None or card.first_steps_s is None:
+        raise PacelineError(f"the start cannot be measured: the run ended after {card.steps_done} steps")
+    return card.startup_s + card.first_steps_s
+
+
+def _run(words: Sequence[str], run: Path, *, steps: int) -> RunCard:
+    """The card of a run that ends after so many steps."""
     flags = {
-        "--train.stop-after": START_STEPS,
+        "--train.stop-after": steps,
         "--train.free-steps": START_STEPS,
         "--evaluate.every": None,
         "--out": run,
@@ -60,9 +76,7 @@ def _start(words: Sequence[str], run: Path) -> float:
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
         kind = UserError if done.returncode == UserError.exit_code else PacelineError
-        raise kind(f"the start cannot be measured: {last.removeprefix('paceline: ')}")
+        raise kind(f"a start cannot be measured: {last.removeprefix('paceline: ')}")
     card = read_card(run)
     shutil.rmtree(run)  # a checkpoint at full size is some gigabytes
-    if card.startup_s is None or card.first_steps_s is None:
-        raise PacelineError(f"the start cannot be measured: the run ended after {card.steps_done} steps")
-    return card.startup_s + card.first_steps_s
+    return card

@@ -16,6 +16,11 @@ COMMUNICATION = ("exposed_communication_s", "communication_share")
 """Seconds of a step that are communication and not hidden (`silence.exposed_s`), and their share; as in a plan."""
 
 
+PEAKS = ("peak_gib", "peak_gib_as_timed")
+"""Peak memory in micro-batches of 65,536 tokens at most, by which records are compared (a run of its own measures it
+where the timed steps were larger and starts are measured), and that of the timed steps."""
+
+
 def figures_of_times(
     config: RunConfig, times: StepTimes | None, silent: StepTimes | None, peak_flops_per_s: float, ranks: int
 ) -> dict[str, Any]:
@@ -23,7 +28,7 @@ def figures_of_times(
     floor_s = mean_step_flops(config) / peak_flops_per_s / ranks
     known: dict[str, Any] = {"ranks": ranks, "floor_s": floor_s, "peak_tflops": peak_flops_per_s / 1e12}
     if times is None:
-        missing = ("step_s", "tokens_per_s", "mfu", "peak_gib", "sm_clock_mhz", "power_w", *COMMUNICATION)
+        missing = ("step_s", "tokens_per_s", "mfu", *PEAKS, "sm_clock_mhz", "power_w", *COMMUNICATION)
         return {**dict.fromkeys(missing), **known, "windows": []}
     step_s = _mean_step_s(times)
     exposed = None if silent is None else exposed_s(step_s, _mean_step_s(silent))
@@ -33,7 +38,7 @@ def figures_of_times(
         **dict(zip(COMMUNICATION, (exposed, shares), strict=True)),
         "tokens_per_s": config.batch.tokens / step_s,
         "mfu": floor_s / step_s,
-        "peak_gib": None if times.peak_bytes is None else times.peak_bytes / GIB,
+        **dict.fromkeys(PEAKS, None if times.peak_bytes is None else times.peak_bytes / GIB),
         **known,
         "sm_clock_mhz": times.card.sm_clock_mhz,
         "power_w": times.card.power_w,
