@@ -3,9 +3,10 @@
 python benchmarks/capped_memory.py --out result.json [--limits 8 12 24] [--steps 19] [--jobs 2] -- r18-softcap
 --steps 266 --data.dir DIR
 
-The limits are in GB of 10^9 bytes, less 0.5 GB for what the driver takes on a real card. Each run cuts its steps as
-auto-fit decides. Losses are compared step by step; a second run without a limit shows how far equal runs differ by the
-order of atomic sums. Words after `--` are those of `paceline train`.
+The limits are those of cards as they are sold, in GiB (a card of 8 GB has 8,192 MiB), less 0.5 for what the driver
+takes. A run under a limit cuts its steps as auto-fit decides, one without takes the records' micro-batch. Losses are
+compared step by step; a second run without a limit shows how far equal runs differ by the order of atomic sums.
+Words after `--` are those of `paceline train`.
 """
 
 import argparse
@@ -21,7 +22,8 @@ from paceline.core.environment import code_version, environment
 from paceline.core.files import write_json
 from paceline.core.schema import to_dict
 
-DRIVER_GB = 0.5
+DRIVER_GIB = 0.5
+MICRO_TOKENS = 65_536
 TOLERANCE = 0.02
 """Largest difference of a train loss in 19 steps of bf16: rounding grows along a run, equal runs differ as well."""
 
@@ -30,18 +32,18 @@ def arms(words: list[str], limits: list[float], steps: int) -> dict[str, list[st
     common = [
         *words, "--train.stop-after", str(steps), "--evaluate.every", "None", "--metrics.every", "1",
     ]  # fmt: skip
-    runs = {"uncapped": common}
+    free = [*common, "--batch.micro-tokens", str(MICRO_TOKENS)]
+    runs = {"uncapped": free, "uncapped-again": free}
     for limit in limits:
-        gib = (limit - DRIVER_GB) * 1e9 / 2**30
-        runs[f"{limit:g}-gb"] = [*common, "--train.memory-limit-gib", f"{gib:.3f}"]
-    return runs | {"uncapped-again": common}  # last, so that two at a time are never both without a limit
+        runs[f"{limit:g}-gb"] = [*common, "--train.memory-limit-gib", str(limit - DRIVER_GIB)]
+    return runs
 
 
 def row(run: Run, base: Run) -> dict[str, Any]:
     card = run.card
     pairs = zip(run.train_losses, base.train_losses, strict=True)
     return {
-        "peak_gb": None if card.peak_bytes is None else card.peak_bytes / 1e9,
+        "peak_gib": None if card.peak_bytes is None else card.peak_bytes / 2**30,
         "fit": card.fit,
         "largest_difference": max(abs(a - b) for a, b in pairs),
         "last_loss": run.train_losses[-1],
@@ -61,7 +63,7 @@ def main() -> int:
         runs = train_all(arms(arguments.words, arguments.limits, arguments.steps), Path(folder), jobs=arguments.jobs)
     rows = {name: row(run, runs["uncapped"]) for name, run in runs.items()}
     result = {
-        "what": "the same steps under memory limits, in GB of a card, and without",
+        "what": "the same steps under memory limits, in GB as cards are sold, and without",
         "words": arguments.words,
         "steps": arguments.steps,
         "date": datetime.now(UTC).date().isoformat(),
@@ -73,7 +75,7 @@ def main() -> int:
     }
     write_json(arguments.out, result)
     for name, each in rows.items():
-        print(f"{name:15} peak {each['peak_gb']:.2f} GB, largest difference {each['largest_difference']:.5f}")
+        print(f"{name:15} peak {each['peak_gib']:.2f} GiB, largest difference {each['largest_difference']:.5f}")
     return 0 if result["met"] else 1
 
 

@@ -131,6 +131,7 @@ def _measure_step(arguments: StepArgs, base: RunConfig, folder: Path) -> dict[st
     from paceline.parallel.meeting import joined
     from paceline.parallel.ranks import ranks_from_environment
     from paceline.train.assemble import inspect_machine
+    from paceline.train.fit import release_memory
     from paceline.train.run import agreed_facts
 
     with compile_cache(folder / "cache") if arguments.start else contextlib.nullcontext():
@@ -140,6 +141,7 @@ def _measure_step(arguments: StepArgs, base: RunConfig, folder: Path) -> dict[st
         with joined(ranks, machine.device, agreed_facts(arguments.config), config.parallel):
             measured = _measure_here(arguments, config, machine, ranks, folder)
         if arguments.start and (measured["micro_tokens"] or 0) > DEFAULT_MICRO_TOKENS:
+            release_memory()  # another process is about to ask for it
             peak = measure_peak(train_words(arguments, base), folder, DEFAULT_MICRO_TOKENS, say=_say)
             measured["peak_gib"] = None if peak is None else peak / 2**30
     return {"cold_start_s": starts.get("cold"), "warm_start_s": starts.get("warm"), **measured} if ranks.first else None

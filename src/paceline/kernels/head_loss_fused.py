@@ -20,8 +20,8 @@ BLOCK, WARPS = 8_192, 16
 """Logits that a program works on at a time. So large a program that a multiprocessor holds few: rows that are in work
 at the same time, 100 kB each, should stay in the cache until they are read again (0.56 ms for 8,192 rows on an H200,
 0.67 by 8 warps, 0.72 by 32)."""
-SUMMED_BLOCK, SUMMED_WARPS = 4_096, 8
-"""The same for rows whose exponentials are summed already. Each logit is read once, so programs are small and many."""
+SUMMED_BLOCK, SUMMED_WARPS = 8_192, 16
+"""The same for rows whose exponentials are summed already, each logit read once (0.84 ms for 16,384 rows, 3.9 TB/s)."""
 ADDRESS_BYTES = 16
 """What rows must be a multiple of for the copy engine."""
 LOG2_E = tl.constexpr(1.4426950408889634)

@@ -68,7 +68,7 @@ def assemble_to_fit(config: RunConfig, machine: Machine, ranks: Ranks = ALONE, *
         if ranks.first:
             print(why)
         del parts
-        _release()
+        release_memory()
     raise PacelineError(f"{why}, the least that can be done; {_last_resort(config, peaks[-1], there_is)}")
 
 
@@ -187,8 +187,8 @@ def trial(parts: Parts) -> None:
         torch.cuda.synchronize(device)
 
 
-def _release() -> None:
-    """Memory and compiled code of a rung that is given up."""
+def release_memory() -> None:
+    """Memory and compiled code of what nobody holds any more, such as a rung that is given up."""
     torch._dynamo.reset()
     gc.collect()
     if torch.cuda.is_available():

@@ -121,7 +121,8 @@ class Steps:
         activities = [ProfilerActivity.CPU]
         activities += [ProfilerActivity.CUDA] if self.device.type == "cuda" else []
         profiler = profile(activities=activities, record_shapes=True)
-        with _update_in_a_range(self.trainer), _launched_one_by_one(self.trainer), profiler:
+        self._launch_one_by_one()
+        with _update_in_a_range(self.trainer), profiler:
             self._take(step)  # pays for what the profiler does at its first kernels
             self._wait()
             with record_function(STEPS_RANGE):
@@ -135,6 +136,13 @@ class Steps:
                 _keep(path, trace)
             events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
         return read_trace(events)
+
+    def _launch_one_by_one(self) -> None:
+        """From now on no graph is replayed: its kernels would not say which operation launched them. Its memory is
+        given back."""
+        self.trainer.recorded = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def sizes(self) -> Sizes:
         return Sizes.of(self.config.model, self.trainer.share)
@@ -165,16 +173,6 @@ def _update_in_a_range(trainer: Trainer) -> Iterator[None]:
         yield
     finally:
         optimizer.step = plain  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def _launched_one_by_one(trainer: Trainer) -> Iterator[None]:
-    """While the block runs, no graph is replayed: its kernels would not say which operation launched them."""
-    recorded, trainer.recorded = trainer.recorded, None
-    try:
-        yield
-    finally:
-        trainer.recorded = recorded
 
 
 def _keep(source: Path, destination: Path) -> None:
