@@ -144,13 +144,13 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, capsys: p
     run(config, tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     expected = losses(tmp_path / "run")
-    newest = folder.checkpoints()[-1] / "model.safetensors"
+    newest = folder.checkpoints()[-1] / "model-00001.safetensors"
     data = bytearray(newest.read_bytes())
     data[-1] ^= 1
     newest.write_bytes(data)
     resume_run(config, folder)
     said = capsys.readouterr().out
-    assert "passed over step_000012: model.safetensors: does not match its hash" in said
+    assert "passed over step_000012: model-00001.safetensors: does not match its hash" in said
     assert "resumed from step_000009" in said
     assert losses(tmp_path / "run") == expected
 

@@ -11,7 +11,7 @@ scatter the sum of the gradients too, which would save what the gather costs, bu
 clipping and the instruments look at.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -27,12 +27,15 @@ class SharedTables:
         self._ranks = ranks
         self._sharded = {id(table) for table in self.params} if sharded and ranks.world > 1 else set()
         self._sums: list[dist.Work] = []
+        self.before_sums: Callable[[], object] = lambda: None
+        """Called when every table's gradient is this rank's own for the last time."""
         self._gathers: list[_RowGather] = []
 
     def start_sums(self) -> None:
         """Begin to add up every table's gradient over the ranks; after the last backward pass of a step."""
         if self._ranks.world == 1:
             return
+        self.before_sums()
         for table in self.params:
             if table.grad is not None:
                 work = dist.all_reduce(table.grad, async_op=True)
