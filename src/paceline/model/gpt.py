@@ -14,7 +14,7 @@ from paceline.model.attention import Attend, MakeHeads, Plan, Turn, make_heads, 
 from paceline.model.block import Block, FeedForward, feed_forward
 from paceline.model.config import ModelConfig
 from paceline.model.dtypes import torch_dtype
-from paceline.model.embed import Embeddings
+from paceline.model.embed import Embeddings, LookUp
 from paceline.model.init import initialise
 from paceline.model.linear import matrix
 from paceline.model.loss import HeadLoss, cap_logits, head_loss
@@ -49,13 +49,14 @@ class GPT(nn.Module):
         run_block: RunBlock = run_plainly,
         make_heads: MakeHeads = make_heads,
         feed_forward: FeedForward = feed_forward,
+        look_up: LookUp = F.embedding,
     ) -> None:
-        """`plan`, `loss`, `make_heads` and `feed_forward` are back ends of the same mathematics, `run_block` may wrap
-        every block but not change what it computes; `seed` decides the initial weights."""
+        """`plan`, `loss`, `make_heads`, `feed_forward` and `look_up` are back ends of the same mathematics, `run_block`
+        may wrap every block but not change what it computes; `seed` decides the initial weights."""
         super().__init__()
         self.config, self.end_of_text = config, end_of_text
         self.plan, self.loss, self.run_block = plan, loss, run_block
-        self.embeddings = Embeddings(config)
+        self.embeddings = Embeddings(config, look_up)
         self.blocks = nn.ModuleList(
             Block(config, layer, make_heads, feed_forward) for layer in range(config.num_layers)
         )

@@ -36,7 +36,9 @@ class TrainConfig:
     """Steps before the train clock starts (the records' rule: compilation and warm-up are not counted there; the wall
     clock counts everything)."""
     deterministic: bool = False
-    """Only operations that give the same bits every time. A CPU run always does."""
+    """Only operations that give the same bits every time, so that a resumed run is the uninterrupted one. A CPU run
+    always is. On a GPU: embedding gradients by sorted sums, cuBLAS and PyTorch in their repeatable modes, and no kernel
+    chosen by timing it (--train.coordinate-descent is left out)."""
     fast_paths: bool = True
     """Let `auto` choose kernels of our own where they work; off, every back end left to `auto` is PyTorch's, compiled
     or not. The same mathematics either way."""
