@@ -162,13 +162,15 @@ def _whole(item: WriteItem, planner: SavePlanner) -> Tensor:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:
-    """One safetensors file: the length of its header, the header, and the bytes of every tensor."""
+    """One safetensors file: the length of its header, the header, and the bytes of every tensor, widest formats first,
+    so that each is aligned."""
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
     described, end = dict[str, Any](), 0
     for name, tensor in tensors.items():
         begin, end = end, end + tensor.nbytes
         described[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     header = json.dumps(described, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)  # so that the tensors are aligned
+    header += b" " * (-len(header) % 8)
     digest, size = new_digest(), 0
     with open(path, "wb") as file:
         start_of_file = memoryview(len(header).to_bytes(8, "little") + header)
