@@ -200,7 +200,9 @@ class _Reader(StorageReader):
         found = {}
         for name, file in self.file_of.items():
             piece = file.get_slice(name)
-            found[name] = torch.Size(piece.get_shape()), DTYPES[piece.get_dtype()]
+            if (dtype := DTYPES.get(piece.get_dtype())) is None:
+                raise RunError(f"{name}: a checkpoint holds no numbers of format {piece.get_dtype()}")
+            found[name] = torch.Size(piece.get_shape()), dtype
         return found
 
     def reset(self, checkpoint_id: Any = None) -> None: ...

@@ -165,7 +165,9 @@ def _report(folder: RunFolder) -> None:
 def base_config(argv: Sequence[str]) -> RunConfig:
     """What the flags change: the preset scaled to --scale and --steps, or the run that is resumed."""
     if (run := _value_of("--resume", argv)) is not None:
-        config, trouble = read_run_config(open_run(run), lambda found: from_dict(RunConfig, found))
+        config, trouble = read_run_config(
+            open_run(run), lambda found: from_dict(RunConfig, found), may_change=MAY_CHANGE_ON_RESUME
+        )
         if trouble is not None and os.environ.get("RANK", "0") == "0":
             print(trouble)
         return config

@@ -37,7 +37,7 @@ class _Written:
 def load_run(where: str, *, device: str = "auto") -> LoadedRun:
     """The newest good checkpoint of a run, ready to predict."""
     run = open_run(where)
-    config, _ = read_run_config(run, lambda found: _read(found, at=str(run.config)))
+    config, _ = read_run_config(run, lambda found: _read(found, at=str(run.config)), may_change=("data.dir",))
     folder, _ = store.newest_good(run)
     checkpoint = store.load(folder, groups=("model",))
     chosen = choose_device(device).name
