@@ -80,7 +80,7 @@ def test_what_is_not_to_be_written_is_not_kept(tmp_path: Path) -> None:
 
 
 def test_a_sharded_state_is_saved_whole_and_fills_any_other_sharding(tmp_path: Path) -> None:
-    """Of one rank; two and three share tensors in tests/parallel."""
+    """Of one rank; two share a tensor in tests/parallel."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,))
