@@ -1,8 +1,11 @@
 """`paceline train --resume` through the command line, when something beside the checkpoints is not as it was left."""
 
+import contextlib
 import json
+import os
 import resource
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,6 +123,29 @@ def test_a_rewind_needs_a_run_and_a_checkpoint(cut: RunFolder, capsys: pytest.Ca
     assert resumed(cut, "--rewind", "7") == 0
     assert "data go on at step 8" in capsys.readouterr().out
     assert read_card(cut.path).finished
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may mount a small disk")
+def test_a_disk_that_really_fills_up(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], check=False).returncode:
+        pytest.skip("this system mounts no tmpfs")
+    try:
+        run = RunFolder(shutil.copytree(folder / "cut", disk / "run"))
+        ballast = disk / "ballast"
+        with contextlib.suppress(OSError), open(ballast, "wb") as file:
+            for _ in range(3 * 1024):
+                file.write(bytes(1024))
+                file.flush()
+        assert resumed(run, "--checkpoint.every", "1") == 1
+        assert "No space left on device" in capsys.readouterr().err
+        ballast.unlink()
+        assert resumed(run) == 0
+        assert_same(left_by(run.path), left_by(folder / "whole"))
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 @contextmanager

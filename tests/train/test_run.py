@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -172,6 +173,32 @@ def test_a_signal_ends_the_run_with_a_usable_checkpoint(tmp_path: Path) -> None:
     assert not card.finished
     assert store.newest_good(RunFolder(tmp_path / "run"))[0].name == f"step_{card.steps_done:06d}"
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_signal_during_compilation_ends_at_once_with_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler is a stand-in that hears the signal and would go on for minutes."""
+
+    def compiled(model: torch.nn.Module, **_: object) -> Callable[..., torch.Tensor]:
+        def call(*given: torch.Tensor) -> torch.Tensor:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+            return model(*given)  # type: ignore[no-any-return]
+
+        return call if isinstance(model, torch.nn.Module) else model
+
+    config = tiny_config(tmp_path / "data")
+    asked = replace(config, train=replace(config.train, compile=True), evaluate=replace(config.evaluate, every=None))
+    began = time.monotonic()
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "compile", compiled)
+        assert run(asked, tmp_path / "run").exit_code == 128 + signal.SIGTERM
+    assert time.monotonic() - began < 30
+    assert [path.name for path in RunFolder(tmp_path / "run").checkpoints()] == ["step_000000"]
+    resume_run(config, RunFolder(tmp_path / "run"))
+    run(config, tmp_path / "whole")
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
 def test_only_so_many_checkpoints_are_kept(tmp_path: Path) -> None:
