@@ -193,6 +193,28 @@ def test_its_memory_survives_a_checkpoint() -> None:
     assert torch.equal(whole.state()["state"], cut.state()["state"])
 
 
+def test_a_late_copy_is_told_once_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device that is behind: what was heard while the next step was judged is news all the same."""
+    arrived: set[int] = set()
+    numbers = iter(range(100))
+
+    def copy(values: Tensor) -> tuple[Tensor, Callable[[], bool]]:
+        number = next(numbers)
+        return values.clone(), lambda: number in arrived
+
+    monkeypatch.setattr("paceline.train.guard.copy_to_host", copy)
+    subject, parameter = guard()
+    assert parameter.grad is not None
+    for step in range(4):
+        parameter.grad[0] = math.nan if step == 0 else 1.0
+        subject.judge(step, torch.tensor(1.0))
+        if step == 1:
+            assert subject.news() is None
+            arrived.add(0)
+    assert subject.news() == "step 1 skipped: the gradient of w is not finite (1 skipped in all)"
+    assert subject.news() is None
+
+
 def test_good_steps_end_a_row() -> None:
     subject, parameter = guard(limit=3)
     assert parameter.grad is not None

@@ -92,14 +92,22 @@ def random_moments(seed: int) -> list[Moment]:
     return [Moment(place, generator.randint(1, rare.get(place, 14))) for place in places[:KILLS]]
 
 
+@pytest.fixture(scope="module", params=[1, 2])
+def undisturbed(request: pytest.FixtureRequest, folder: Path) -> tuple[int, dict[str, Any]]:
+    """The number of ranks, and what a long run of so many leaves."""
+    world: int = request.param
+    assert LAUNCHES[world](NEVER, signal.SIGKILL, train(folder, f"long-{world}", LONG)) == 0
+    return world, left_by(folder / f"long-{world}")
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
-def test_struck_thirty_times_and_still_the_same_run(name: str, world: int, folder: Path) -> None:
-    launch, number = LAUNCHES[world], signal.Signals[name]
+def test_struck_thirty_times_and_still_the_same_run(
+    name: str, undisturbed: tuple[int, dict[str, Any]], folder: Path
+) -> None:
+    world, expected = undisturbed
+    launch, number, run = LAUNCHES[world], signal.Signals[name], folder / f"struck-{name}-{world}"
     began, struck_at = time.monotonic(), Counter[str]()
-    assert launch(NEVER, number, train(folder, f"long-{world}", LONG)) in (0, 0)
-    expected, run = left_by(folder / f"long-{world}"), folder / f"struck-{name}-{world}"
     for moment in random_moments(seed=world):
         if (run / "card.json").exists() and read_card(run).finished:
             break

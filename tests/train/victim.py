@@ -1,7 +1,7 @@
 """`paceline`, which sends itself a signal at a chosen moment: `python -m train.victim PLACE CALL SIGNAL WORDS…`.
 
-A place is a function of a run, and CALL counts its calls, so that a moment can be met again; of several ranks only the
-last hears the signal."""
+A place is a function of a run, and CALL counts its calls, so that a moment can be met again. Of several ranks only the
+last hears the signal, or the first, where it alone comes to the place."""
 
 import os
 import signal
@@ -30,6 +30,10 @@ PLACES: dict[str, tuple[Any, str]] = {
 }
 
 
+WRITING = ("record", "card", "saving", "publishing", "pruning")
+"""Places to which only the first rank comes."""
+
+
 @contextmanager
 def struck(place: str, call: int, number: int) -> Iterator[None]:
     """While entered, the call with this number sends the signal, after it has done half of what it does."""
@@ -38,13 +42,18 @@ def struck(place: str, call: int, number: int) -> Iterator[None]:
 
     def watched(*given: Any, **options: Any) -> Any:
         calls[0] += 1
-        if calls[0] == call and os.environ.get("RANK", "0") == str(int(os.environ.get("WORLD_SIZE", "1")) - 1):
+        if calls[0] == call and _is_meant(place):
             _half_done(place, plain, given)
             os.kill(os.getpid(), number)
         return plain(*given, **options)
 
     with patch.object(owner, name, watched):
         yield
+
+
+def _is_meant(place: str) -> bool:
+    rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    return rank == (0 if place in WRITING else world - 1)
 
 
 def _half_done(place: str, plain: Callable[..., Any], given: tuple[Any, ...]) -> None:

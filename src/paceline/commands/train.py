@@ -29,8 +29,10 @@ HELP = """Train a preset and leave a run folder with a card, metrics, a checkpoi
 
 example: paceline train demo --steps 200 --seed 1 --out runs/short"""
 
-MAY_CHANGE_ON_RESUME = ("train.", "checkpoint.", "metrics.", "parallel.", "guard.", "data.dir", "batch.micro_tokens",
-                        "head.")  # fmt: skip
+MAY_CHANGE_ON_RESUME = (
+    *("train.", "guard.", "checkpoint.", "metrics.", "parallel."),
+    *("data.dir", "batch.micro_tokens", "head."),
+)
 """What a resumed run may do otherwise than before; everything else is part of what it computes."""
 
 SAMPLE_TOKENS = 120

@@ -53,11 +53,12 @@ class Guard:
         self._of_tables: Tensor | None = None
         self._names: list[str] = []
         """Of the gradients behind the flags, in their order. A parameter that never has one has no place there."""
-        tables.before_sums = self._look_at_tables  # afterwards they are on their way, and may not be read
+        if config.skip:
+            tables.before_sums = self._look_at_tables  # afterwards they are on their way, and may not be read
         device = next(iter(parameters.values())).device
         self._state = torch.zeros(8, dtype=torch.float64, device=device)
         self._copy: tuple[Tensor, Callable[[], bool]] | None = None
-        self._known = [0.0] * 8
+        self._known, self._told = [0.0] * 8, 0
 
     @torch.no_grad()
     def judge(self, step: int, loss: Tensor) -> Verdict:
@@ -79,10 +80,10 @@ class Guard:
 
     def news(self) -> str | None:
         """A line about steps skipped since the last call, once the host knows of them."""
-        before = self._known[SKIPPED]
         self._hear()
-        if self._known[SKIPPED] == before:
+        if self.skipped == self._told:
             return None
+        self._told = self.skipped
         return f"step {self.last_step + 1} skipped: {self.reason} ({self.skipped} skipped in all)"
 
     def wait(self) -> None:
@@ -120,6 +121,7 @@ class Guard:
         if self._state[IN_ROW] >= self.config.limit:
             self._state[IN_ROW] = 0
         self.wait()
+        self._told = self.skipped
 
     def _is_spike(self, loss: Tensor) -> Tensor:
         if self.config.spike is None:

@@ -21,7 +21,7 @@ from paceline.checkpoint.saver import Saver
 from paceline.core.schema import to_dict
 from paceline.data.batches import Batch, Cursor, batches, validation_batches
 from paceline.data.feed import DeviceBatch, feed
-from paceline.evaluate.validation import validate
+from paceline.evaluate.validation import Validation, validate
 from paceline.metrics.meter import Meter, MeterState
 from paceline.metrics.records import EvalRecord, StepRecord
 from paceline.metrics.sinks import JsonlSink, Sink
@@ -122,13 +122,15 @@ class Trainer:
         return Outcome(step, tuple(self.evaluations), self.guard.skipped)
 
     def _settle_in(self) -> None:
-        """Before the first step: a state to come back to, whatever happens to a first step that compiles for minutes,
-        and none that a resumed run would take for its own."""
-        if self.position.rewound or (self.config.train.compile and self.start == 0):
+        """Before the first step: no checkpoint that a later launch would take for this run's newest, and one to come
+        back to, whatever happens to a first step that compiles for minutes."""
+        if self.position.rewound:
             self.save(self.start)
-            self.saver.wait()
+            self.saver.wait()  # on the disk, before those after it go away
         if self.ranks.first:
             store.set_aside_after(self.folder, self.start)
+        if self.config.train.compile and self.start == 0:
+            self.save(self.start)
 
     def _loop(self, on_evaluation: Callable[[EvalRecord], None]) -> int:
         """Returns the step that it came to, whose update is not made."""
@@ -170,22 +172,13 @@ class Trainer:
 
     def evaluate(self, step: int, agreed: Vote) -> EvalRecord | None:
         """None: it was given up, because the run is to end."""
-        with self.meter.paused(), self._droppable():
+        with self.meter.paused():
             self.recorder.flush()
-            tokenizer = self.parts.tokenizer
-            token_bytes = None if tokenizer is None else tokenizer.token_byte_lengths()
-            result = validate(
-                self.parts.forward,
-                self._validation_batches(),
-                self.window,
-                token_bytes,
-                self.ranks,
-                device=self.parts.machine.device,
-                give_up=lambda: agreed(self._ending()),
-            )
-            if result is None:
-                return None
-            extra = self._mask_facts()
+            with self._droppable():
+                result = self._validated(agreed)
+                extra = self._mask_facts()
+        if result is None:
+            return None
         record = EvalRecord(
             step=step,
             val_loss=result.loss,
@@ -199,6 +192,18 @@ class Trainer:
         self.evaluations.append(record)
         self.sink.evaluation(record)
         return record
+
+    def _validated(self, agreed: Vote) -> Validation | None:
+        tokenizer = self.parts.tokenizer
+        return validate(
+            self.parts.forward,
+            self._validation_batches(),
+            self.window,
+            None if tokenizer is None else tokenizer.token_byte_lengths(),
+            self.ranks,
+            device=self.parts.machine.device,
+            give_up=lambda: agreed(self._ending()),
+        )
 
     def _validation_batches(self) -> Iterator[Batch]:
         c, r = self.config, self.ranks

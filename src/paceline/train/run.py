@@ -122,7 +122,7 @@ def _facts(config: RunConfig) -> dict[str, str]:
 
 def _find(folder: RunFolder, rewind: int | None = None) -> _Found | None:
     """None: nothing was saved yet."""
-    if not folder.checkpoints():
+    if rewind is None and not folder.checkpoints():
         return None
     path, passed_over = store.newest_good(folder, usable=_read_saved, until=rewind)
     data_step = None if rewind is None else _read_saved(store.newest_good(folder, usable=_read_saved)[0]).cursor.step
