@@ -48,6 +48,7 @@ def test_a_slice_of_a_table_gets_its_columns_of_the_gradient() -> None:
     assert not table.grad[:, 4:].any()
 
 
+@pytest.mark.slow
 def test_it_keeps_the_rules_of_an_operator() -> None:
     tokens, table, grad = sample((20,), torch.float32)
     torch.library.opcheck(sorted_row_sums, (grad, tokens, ROWS))
