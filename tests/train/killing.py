@@ -105,13 +105,11 @@ def as_a_command(moment: Moment, number: int, words: list[str]) -> int:
     place = [moment.place, str(moment.call), signal.Signals(number).name]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "train.victim", *place, *words]
-    return subprocess.run(command, env=environment, check=False, capture_output=True, timeout=300).returncode
+    return subprocess.run(command, env=environment, check=False, capture_output=True, timeout=120).returncode
 
 
 def by_torchrun(moment: Moment, number: int, words: list[str]) -> int:
-    """Two ranks, of which the second is struck."""
+    """Two ranks, of which one is struck; the exit code is torchrun's."""
     launcher = torchrun(2, "train.victim", moment.place, moment.call, signal.Signals(number).name, *words)
-    said, _ = launcher.communicate(timeout=300)
-    if launcher.returncode != 0 and number == signal.SIGKILL:
-        assert "Traceback" not in said.split("paceline: ")[-1], said
+    launcher.communicate(timeout=120)
     return launcher.returncode

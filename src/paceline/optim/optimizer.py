@@ -102,17 +102,18 @@ class Optimizer:
         """Norm of all gradients as one vector, fp32, 0-D, on their device."""
         return global_norm(self._grads())
 
-    def state_dict(self, *, wanted: bool = True) -> dict[str, Tensor]:
-        """The whole state by name, one entry per parameter and slot whatever the stacking. Copies: later steps do not
-        change them. The names are there before the first step. Where tables are shared all processes must call this;
-        those that do not want the state help and get nothing."""
+    def state_dict(self, *, wanted: bool = True, copied: bool = True) -> dict[str, Tensor]:
+        """The whole state by name, one entry per parameter and slot whatever the stacking. Later steps do not change
+        it, unless it is asked for not `copied`: for somebody who copies it at once. The names are there before the
+        first step. Where tables are shared all processes must call this; those that do not want the state help and get
+        nothing."""
         state = {"step": torch.tensor(self._steps_counted())} if wanted else {}
         for name, slot in self._slots().items():
             if slot.table is not None:
                 whole = self._tables.whole(slot.kept(), slot.table)
                 state |= {name: whole.cpu()} if wanted else {}  # to the host: a device need hold one at a time
             elif wanted:
-                state[name] = slot.kept().clone()
+                state[name] = slot.kept().clone() if copied else slot.kept()
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

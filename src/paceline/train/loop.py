@@ -232,7 +232,7 @@ class Trainer:
                 store.Checkpoint(
                     step,
                     model=dict(self.parts.model.named_parameters()),
-                    optimizer=self.parts.optimizer.state_dict(wanted=self.log is not None),
+                    optimizer=self.parts.optimizer.state_dict(wanted=self.log is not None, copied=False),
                     state=to_dict(self._state(step)),
                     random=of_all_ranks(self.ranks.to_first(random_states())),
                     guard=self.guard.state(),
