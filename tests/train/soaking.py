@@ -11,6 +11,7 @@ from paceline.core.environment import code_version, environment
 from paceline.core.schema import to_dict
 
 VARIABLE = "PACELINE_SOAK"
+WHAT = "runs struck at random moments and resumed, compared bit for bit with one left in peace; files changed at random"
 
 
 def note_result(series: str, *, began: float, **found: Any) -> None:
@@ -18,7 +19,7 @@ def note_result(series: str, *, began: float, **found: Any) -> None:
     if not (name := os.environ.get(VARIABLE)):
         return
     path = Path(name)
-    result = json.loads(path.read_text()) if path.exists() else {"series": {}}
+    result = json.loads(path.read_text()) if path.exists() else {"what": WHAT, "command": "make soak", "series": {}}
     result |= {"date": datetime.now(UTC).date().isoformat(), "environment": dict(environment())}
     result["code_version"] = to_dict(code_version())
     result["series"][series] = {**found, "seconds": round(time.monotonic() - began, 1)}
