@@ -23,8 +23,9 @@ test: environment  ## the default suite: offline, at most 5 minutes on 2 cores
 test-all: environment  ## and the slow tests
 	$(TESTS) -m 'not soak and not gpu' --timeout 1800
 
-soak: environment  ## the whole series of kills, fuzzing and load
-	$(TESTS) -m 'soak or slow' --timeout 7200
+soak: environment  ## the whole series of kills and fuzzing; what they showed goes to benchmarks/results/
+	rm -f benchmarks/results/soak-cpu.json
+	PACELINE_SOAK=benchmarks/results/soak-cpu.json $(TESTS) -m soak --timeout 7200
 
 lint: environment  ## style, formatting, types
 	$(BIN)/ruff check .

@@ -154,7 +154,7 @@ def nothing_trains(monkeypatch: pytest.MonkeyPatch) -> None:
         (("train", "demo", "--optim.clip-norm", "0"), ("--optim.clip-norm 0.0 must be positive",)),
         (("train", "demo", "--data.tokenizer", "klingon"), ("--data.tokenizer klingon", "bpe-N")),
         (("train", "demo", "--evaluate.every", "0"), ("--evaluate.every 0 must be at least 1",)),
-        (("train", "demo", "--checkpoint.keep", "0"), ("--checkpoint.keep 0 must be at least 1",)),
+        (("train", "demo", "--checkpoint.keep", "0"), ("--checkpoint.keep 0 must be at least 2",)),
     ],
     ids=lambda value: " ".join(value[-3:]) if isinstance(value, tuple) else None,
 )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import VERBS
-from paceline.commands import bench, data, doctor, ledger, plan, presets, report, sample, train
+from paceline.commands import bench, data, doctor, ledger, plan, presets, report, sample, train, verify
 from paceline.core.command_line import parse
 from paceline.recipes.presets import preset
 
@@ -25,6 +25,7 @@ ARGUMENTS = {
     "ledger": ledger.LedgerArgs,
     "report": report.ReportArgs,
     "doctor": doctor.DoctorArgs,
+    "verify": verify.VerifyArgs,
 }
 BENCHES = {"bench step": bench.StepArgs, "bench gemm": bench.GemmArgs}
 FENCED = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)

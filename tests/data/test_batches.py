@@ -238,3 +238,20 @@ def test_the_fingerprint_follows_the_content(tmp_path: Path, with_manifests: boo
 
     assert fingerprint(0) == fingerprint(0)
     assert fingerprint(0) != fingerprint(1)
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_an_id_past_the_vocabulary_is_found_as_it_is_read_if_the_manifest_lied(aligned: bool, tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    write_shard(path, np.array([0, *range(1, 200), 999, *range(1, 200)], np.uint16), documents=1, tokenizer="t")
+    manifest = manifest_path(path)
+    manifest.write_text(manifest.read_text().replace('"max_token": 999', '"max_token": 199'))
+    corpus = open_corpus(tmp_path, "*.bin", 200)
+    data = DataConfig(align_documents=aligned, end_of_text=EOT)
+    batch = BatchConfig(tokens=128, sequence_tokens=128)
+    read = batches(corpus, data, batch, seed=0)
+    next(read)
+    with pytest.raises(
+        DataError, match=r"x\.bin: among the tokens from 128 on is id 999, not below the vocabulary of 200"
+    ):
+        next(read)

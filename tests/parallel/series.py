@@ -8,6 +8,7 @@ import faulthandler
 import gc
 import io
 import itertools
+import math
 import os
 import pickle
 import shutil
@@ -27,11 +28,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from commands.test_bench import TINY
+from paceline.checkpoint import store
 from paceline.checkpoint.run_folder import RunFolder
+from paceline.checkpoint.saver import Saver
 from paceline.cli import main as main_of_paceline
 from paceline.core.environment import code_digest
 from paceline.data.batches import batches
 from paceline.data.feed import DeviceBatch, feed
+from paceline.evaluate import validation
 from paceline.optim import muon
 from paceline.parallel import gradients, meeting
 from paceline.parallel.config import ParallelConfig
@@ -155,6 +159,59 @@ def stopped_and_resumed(config: RunConfig, folder: Path, ranks: Ranks) -> dict[s
     with fresh_corner(ranks, "resumed"):
         done = resume_run(config, RunFolder(folder), ranks)
     return {"cut": cut["steps_done"], "exit_code": cut["exit_code"], "weights": weights_of(done.parts.model)}
+
+
+def bad_numbers(config: RunConfig, folder: Path, ranks: Ranks) -> dict[str, Any]:
+    """Only the last rank sees them: in its share of the loss of the second step, and in its own gradient of a table,
+    before it joins the sum, in the fourth."""
+    last, steps = ranks.rank == ranks.world - 1, itertools.count()
+
+    def gradient(*given: Any, **options: Any) -> Tensor:
+        loss = accumulate_gradient(*given, **options)
+        return loss * math.nan if last and next(steps) == 1 else loss
+
+    sums, plain = itertools.count(), SharedTables.start_sums
+
+    def start_sums(tables: SharedTables) -> None:
+        if last and next(sums) == 3:
+            tables.params[0].grad[0] = math.nan
+        plain(tables)
+
+    with patch.object(loop, "accumulate_gradient", gradient), patch.object(SharedTables, "start_sums", start_sums):
+        done = start_run(config, RunFolder(folder), preset=config, ranks=ranks)
+    return {"skipped": done.card.skipped_steps, "weights": weights_of(done.parts.model)}
+
+
+def given_up(config: RunConfig, folder: Path, ranks: Ranks) -> dict[str, Any]:
+    """The last rank hears a signal when it begins the second validation, which is not finished."""
+    validations = itertools.count()
+
+    def validate(*given: Any, **options: Any) -> Any:
+        if ranks.rank == ranks.world - 1 and next(validations) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return validation.validate(*given, **options)
+
+    with patch.object(loop, "validate", validate):
+        cut = start_run(config, RunFolder(folder), preset=config, ranks=ranks).card
+    with fresh_corner(ranks, "validated"):
+        done = resume_run(config, RunFolder(folder), ranks)
+    return {"cut": (cut.steps_done, [row[0] for row in cut.losses]), "weights": weights_of(done.parts.model)}
+
+
+def resharded(folder: Path, ranks: Ranks) -> list[list[float]]:
+    """A state sharded by rows is saved whole and fills tensors that are sharded by columns: this rank's part of it."""
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh  # takes a second
+
+    with joined(ranks, CPU, {}, ParallelConfig()):
+        mesh = init_device_mesh("cpu", (ranks.world,))
+        rows = distribute_tensor(torch.arange(12.0).view(3, 4), mesh, [Shard(0)])
+        state = store.Checkpoint(1, {"w": rows}, {"step": torch.tensor(1)}, {})
+        with Saver(RunFolder(folder), keep=2, writes=ranks.first) as saver:
+            saver.save(state)
+        ranks.wait_for_all()
+        columns = distribute_tensor(torch.zeros(3, 4), mesh, [Shard(1)])
+        store.load_weights_into(RunFolder(folder).checkpoint(1), {"w": columns})
+        return columns.to_local().tolist()  # type: ignore[no-any-return]
 
 
 def buffers(config: RunConfig, ranks: Ranks, broadcast: bool) -> bool:
@@ -373,6 +430,9 @@ def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Cal
     found["command"] = 2, partial(commanded, words, ["--parallel.fully-shard"], ["train"])
     found["order"] = 2, partial(order_of_a_step, sharded, out / "order")
     found["stopped"] = 2, lambda ranks: stopped_and_resumed(plain, out / "stopped", ranks)
+    found["bad-numbers"] = 2, lambda ranks: bad_numbers(replace(plain, steps=5), out / "bad-numbers", ranks)
+    found["given-up"] = 2, lambda ranks: given_up(plain, out / "given-up", ranks)
+    found["resharded"] = 2, lambda ranks: resharded(out / "resharded", ranks)
     found["votes"] = 3, votes
     for broadcast in (True, False):
         found[f"buffers-{broadcast}"] = 2, lambda ranks, broadcast=broadcast: buffers(plain, ranks, broadcast)

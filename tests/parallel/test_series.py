@@ -205,7 +205,7 @@ def weights_equal(series: Series, one: str, other: str) -> bool:
 
 def test_a_checkpoint_is_the_same_file_however_rows_are_shared(series: Series) -> None:
     shared, plain = (RunFolder(series.folder / name).checkpoint(STEPS) for name in ("sharded-3", "whole-3"))
-    for file in store.FILES[:2]:
+    for file in ("model-00001.safetensors", "optimizer-00001.safetensors"):
         assert (shared / file).read_bytes() == (plain / file).read_bytes()
 
 
@@ -325,6 +325,32 @@ def test_ranks_that_resume_end_with_the_bits_of_the_uninterrupted_run(series: Se
         assert all(torch.equal(rank["weights"][name], whole[name]) for name in whole)
     assert series.losses("stopped") == series.losses("micro-2")
     assert [e.val_loss for e in series.records("stopped")[1]] == [e.val_loss for e in series.records("micro-2")[1]]
+
+
+def test_a_signal_in_a_validation_ends_it_for_all(series: Series) -> None:
+    whole = series.seen("micro-2")[0]["weights"]
+    for rank in series.seen("given-up"):
+        assert rank["cut"] == (5, [0])
+        assert all(torch.equal(rank["weights"][name], whole[name]) for name in whole)
+    assert [e.val_loss for e in series.records("given-up")[1]] == [e.val_loss for e in series.records("micro-2")[1]]
+
+
+def test_all_ranks_skip_the_steps_whose_numbers_are_bad_on_one(series: Series) -> None:
+    first, second = series.seen("bad-numbers")
+    assert first["skipped"] == second["skipped"] == 2
+    assert all(torch.equal(first["weights"][name], second["weights"][name]) for name in first["weights"])
+    assert all(weight.isfinite().all() for weight in first["weights"].values())
+    assert [record.step for record in series.records("bad-numbers")[0] if record.train_loss is None] == [2]
+
+
+def test_a_checkpoint_holds_the_random_states_of_every_rank(series: Series) -> None:
+    found = store.load(RunFolder(series.folder / "micro-3").checkpoint(STEPS)).random
+    names = ("torch", "numpy", "numpy_normal", "python", "python_normal")
+    assert {f"{rank}/{name}" for rank in range(3) for name in names} <= found.keys()
+
+
+def test_a_sharded_state_fills_any_other_sharding(series: Series) -> None:
+    assert series.seen("resharded") == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7], [10, 11]]]
 
 
 def test_all_answers_of_a_vote_are_equal(series: Series) -> None:

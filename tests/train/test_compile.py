@@ -11,12 +11,14 @@ from torch import nn
 from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.utils import counters
 
+from paceline.checkpoint.run_folder import RunFolder
 from paceline.data.config import BatchConfig
 from paceline.metrics.records import read_metrics
 from paceline.model import attention
 from paceline.recipes.presets import PRESETS
 from paceline.train.config import RunConfig
-from train.tiny import losses, narrow_record, run
+from paceline.train.run import resume_run
+from train.tiny import losses, narrow_record, run, tiny_config, weights
 
 RECORDS = [name for name in PRESETS if name != "demo"]
 STEPS = 16
@@ -91,3 +93,17 @@ def test_attention_by_chunks_is_one_graph_too(
     config = shallow(narrow_record(name, tmp_path / "data", steps=STEPS))
     batch, evaluate = BatchConfig(tokens=2560, sequence_tokens=2560), replace(config.evaluate, tokens=2560)
     check(replace(config, batch=batch, evaluate=evaluate), tmp_path / "run", graphs)
+
+
+@pytest.mark.slow
+def test_a_compiled_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    """With real kernels; the second launch compiles anew, as another process would."""
+    config = compiled(tiny_config(tmp_path / "data", steps=7))
+    run(config, tmp_path / "whole")
+    torch._dynamo.reset()
+    run(replace(config, train=replace(config.train, stop_after=4)), tmp_path / "cut")
+    torch._dynamo.reset()
+    resume_run(config, RunFolder(tmp_path / "cut"))
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    one, other = weights(tmp_path / "cut"), weights(tmp_path / "whole")
+    assert all(torch.equal(one[name], other[name]) for name in one)

@@ -1,4 +1,4 @@
-"""Every setting of model, optimizer, data, batch, loop and validation reaches the run, or leaves its bits alone.
+"""Every setting of model, optimizer, data, batch, loop, guard and validation reaches the run, or leaves its bits alone.
 
 One row a field: another value, and what that does to three steps of a small record in which every technique is on and
 every weight acts from the start. A new field without a row fails. What a technique does in detail is proved beside its
@@ -22,7 +22,7 @@ from paceline.train.config import RunConfig
 from train.tiny import losses, narrow_record, run, weights
 
 TESTS = Path(__file__).parents[1]
-ROOMS = ("model.", "optim.", "data.", "batch.", "train.", "evaluate.")
+ROOMS = ("model.", "optim.", "data.", "batch.", "train.", "guard.", "evaluate.")
 Effect = Literal["another run", "the same up to rounding", "the same bits"]
 
 
@@ -139,6 +139,9 @@ ROWS: dict[str, Row] = {
     "train.recompute": Row(True, "the same bits"),
     "train.expandable_segments": Row(True, "the same bits"),
     "train.threads": Row(2, "the same up to rounding"),
+    "guard.skip": Row(False, "the same bits"),  # a healthy run; for the others see test_guard.py
+    "guard.spike": Row(6.0, "the same bits"),
+    "guard.limit": Row(1, "the same bits"),
     "evaluate.every": Row(1, "the same bits"),
     "evaluate.tokens": Row(1024, "the same bits"),
 }

@@ -21,7 +21,7 @@ from paceline.model.masks import MaskRule, dense_mask, document_ids
 from paceline.train import instruments, loop
 from paceline.train.assemble import assemble, inspect_machine
 from paceline.train.block_share import block_share
-from paceline.train.config import RunConfig
+from paceline.train.config import GuardConfig, RunConfig
 from paceline.train.instruments import MicroGradients, model_extremes, noise_scale_tokens
 from paceline.train.step import accumulate_gradient
 from train.tiny import losses, run, tiny_config, weights
@@ -96,7 +96,7 @@ class Operations(TorchDispatchMode):
 
 
 def test_switched_off_a_step_is_gradient_and_update_and_no_other_operation(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path / "data")
+    config = tiny_config(tmp_path / "data", guard=GuardConfig(skip=False))
     tokens = torch.randint(0, 257, (4, 256), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
     batch = DeviceBatch(tokens, tokens.roll(-1).long())
 

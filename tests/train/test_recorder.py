@@ -50,7 +50,7 @@ def slow_copies(monkeypatch: pytest.MonkeyPatch) -> set[int]:
         number = next(numbers)
         return values, lambda: number in arrived
 
-    monkeypatch.setattr(recorder, "_copy_to_host", copy)
+    monkeypatch.setattr(recorder, "copy_to_host", copy)
     return arrived
 
 

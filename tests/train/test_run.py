@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,11 +49,11 @@ def test_a_run_learns_and_its_card_says_so(tmp_path: Path) -> None:
 
 
 def test_the_same_run_twice_gives_the_same_bits(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path / "data", steps=20)
+    config = tiny_config(tmp_path / "data", steps=8)
     for name in ("a", "b"):
         run(config, tmp_path / name)
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
-    assert len(losses(tmp_path / "a")) == 20
+    assert len(losses(tmp_path / "a")) == 8
     one, other = weights(tmp_path / "a"), weights(tmp_path / "b")
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -94,7 +95,7 @@ def test_the_gradient_is_the_mean_over_the_whole_batch_however_it_is_cut(tmp_pat
 
 @pytest.mark.parametrize(
     "stop_at",  # between checkpoints, at a validation, near the end
-    [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(8, marks=pytest.mark.slow), 11],
+    [4, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 8, 11))],
 )
 def test_a_stopped_and_resumed_run_is_the_uninterrupted_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
@@ -144,13 +145,14 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, capsys: p
     run(config, tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     expected = losses(tmp_path / "run")
-    newest = folder.checkpoints()[-1] / "model.safetensors"
+    assert [path.name for path in folder.checkpoints()] == ["step_000009", "step_000012"], "so many are kept"
+    newest = folder.checkpoints()[-1] / "model-00001.safetensors"
     data = bytearray(newest.read_bytes())
     data[-1] ^= 1
     newest.write_bytes(data)
     resume_run(config, folder)
     said = capsys.readouterr().out
-    assert "passed over step_000012: model.safetensors: does not match its hash" in said
+    assert "passed over step_000012: model-00001.safetensors: does not match its hash" in said
     assert "resumed from step_000009" in said
     assert losses(tmp_path / "run") == expected
 
@@ -174,9 +176,30 @@ def test_a_signal_ends_the_run_with_a_usable_checkpoint(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_only_so_many_checkpoints_are_kept(tmp_path: Path) -> None:
-    run(tiny_config(tmp_path / "data"), tmp_path / "run")
-    assert [path.name for path in RunFolder(tmp_path / "run").checkpoints()] == ["step_000009", "step_000012"]
+def test_a_signal_during_compilation_ends_at_once_with_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler is a stand-in that hears the signal and would go on for minutes."""
+
+    def compiled(model: torch.nn.Module, **_: object) -> Callable[..., torch.Tensor]:
+        def call(*given: torch.Tensor) -> torch.Tensor:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+            return model(*given)  # type: ignore[no-any-return]
+
+        return call if isinstance(model, torch.nn.Module) else model
+
+    config = tiny_config(tmp_path / "data")
+    asked = replace(config, train=replace(config.train, compile=True), evaluate=replace(config.evaluate, every=None))
+    began = time.monotonic()
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "compile", compiled)
+        assert run(asked, tmp_path / "run").exit_code == 128 + signal.SIGTERM
+    assert time.monotonic() - began < 30
+    assert [path.name for path in RunFolder(tmp_path / "run").checkpoints()] == ["step_000000"]
+    resume_run(config, RunFolder(tmp_path / "run"))
+    run(config, tmp_path / "whole")
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
 def test_a_token_past_the_vocabulary_is_named_before_anything_is_trained(tmp_path: Path) -> None:

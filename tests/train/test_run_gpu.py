@@ -1,17 +1,26 @@
-"""Flags whose point is a GPU, on one. Their CPU twins are in test_deterministic.py, test_recompute.py and
-test_instruments.py."""
+"""What a GPU might do otherwise, on one. The CPU twins are in test_deterministic.py, test_recompute.py,
+test_instruments.py, test_guard.py, test_run.py and checkpoint/test_saver.py."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from paceline.checkpoint import store
+from paceline.checkpoint.run_folder import RunFolder
+from paceline.checkpoint.saver import Saver
 from paceline.data.config import BatchConfig
 from paceline.lab.bench.steps import Steps
 from paceline.metrics.records import read_metrics
+from paceline.train import loop
 from paceline.train.assemble import inspect_machine
 from paceline.train.config import RunConfig
+from paceline.train.run import resume_run
+from paceline.train.step import accumulate_gradient
 from train.tiny import losses, narrow_record, run, weights
 
 pytestmark = [
@@ -41,6 +50,45 @@ def test_a_replayed_micro_batch_is_the_launched_one(tmp_path: Path) -> None:
     for name, graph in (("launched", False), ("replayed", True)):
         run(replace(wide, train=replace(wide.train, cuda_graph=graph, deterministic=True)), tmp_path / name)
     assert losses(tmp_path / "launched") == losses(tmp_path / "replayed")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_stopped_and_resumed_deterministic_run_is_the_uninterrupted_one(compiled: bool, tmp_path: Path) -> None:
+    config = on_gpu(tmp_path, compiled=compiled)
+    config = replace(config, train=replace(config.train, deterministic=True))
+    run(config, tmp_path / "whole")
+    run(replace(config, train=replace(config.train, stop_after=5)), tmp_path / "cut")
+    resume_run(config, RunFolder(tmp_path / "cut"))
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    one, other = weights(tmp_path / "cut"), weights(tmp_path / "whole")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_what_is_saved_is_the_state_of_the_moment(tmp_path: Path) -> None:
+    """The copies leave the device while later work is queued behind them."""
+    state = torch.zeros(64 << 20, device="cuda")
+    with Saver(RunFolder(tmp_path), keep=2) as saver:
+        for step in (1, 2):
+            state.fill_(step)
+            saver.save(store.Checkpoint(step, {"w": state}, {"s": state[:5]}, {}))
+            state.fill_(-1)
+    for step in (1, 2):
+        assert set(store.load(RunFolder(tmp_path).checkpoint(step)).model["w"].unique().tolist()) == {step}
+
+
+def test_a_bad_step_is_skipped_where_it_is_found(tmp_path: Path) -> None:
+    config = on_gpu(tmp_path, compiled=False, steps=4)
+    calls = iter(range(10))
+
+    def gradient(*given: Any, **options: Any) -> Tensor:
+        return accumulate_gradient(*given, **options) * (math.nan if next(calls) == 2 else 1.0)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(loop, "accumulate_gradient", gradient)
+        done = run(config, tmp_path / "run")
+    assert done.card.skipped_steps == 1
+    assert [loss is None for loss in losses(tmp_path / "run")] == [False, False, True, False]
+    assert all(weight.isfinite().all() for weight in weights(tmp_path / "run").values())
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -95,12 +95,19 @@ def test_a_run_that_was_killed_before_its_first_checkpoint(copied: Path, capfd: 
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"model": {}}'])
-def test_a_config_that_is_half_written(text: str, copied: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_config_that_is_half_written_is_taken_from_the_checkpoint(
+    text: str, copied: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (copied / "config.json").write_text(text)
+    assert main(["sample", str(copied), "--tokens", "3"]) == 0
+    capfd.readouterr()
+    shutil.rmtree(copied / "checkpoints")
     assert "config" in mistake(capfd, str(copied))
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize(
+    "name", ["model-00001.safetensors", "optimizer-00001.safetensors", "state.json", "manifest.json"]
+)
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_a_checkpoint_that_is_cut_off(name: str, share: float, copied: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = copied / "checkpoints" / "step_000004" / name
@@ -110,7 +117,7 @@ def test_a_checkpoint_that_is_cut_off(name: str, share: float, copied: Path, cap
     assert name in said
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "manifest.json"])
+@pytest.mark.parametrize("name", ["model-00001.safetensors", "manifest.json"])
 def test_a_checkpoint_that_lacks_a_file(name: str, copied: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (copied / "checkpoints" / "step_000004" / name).unlink()
     assert name in mistake(capfd, str(copied))

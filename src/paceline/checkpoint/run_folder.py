@@ -44,8 +44,12 @@ class RunFolder:
 
     def checkpoints(self) -> list[Path]:
         """Published checkpoints, oldest first. Temporary folders of an interrupted save do not match."""
-        found = [path for path in (self.path / "checkpoints").glob("step_*") if _STEP_FOLDER.search(path.name)]
+        found = [path for path in (self.path / "checkpoints").glob("step_*") if named_step(path) is not None]
         return sorted(found, key=step_of)
+
+    def set_aside(self) -> list[Path]:
+        """Checkpoints that a resumed run has passed over (`store.set_aside_after`)."""
+        return list((self.path / "checkpoints").glob("set_aside_step_*"))
 
     def write_config(self, config: dict[str, Any]) -> None:
         write_json(self.config, config)
@@ -58,9 +62,15 @@ class RunFolder:
 
 
 def step_of(checkpoint: Path) -> int:
-    found = _STEP_FOLDER.search(checkpoint.name)
+    found = named_step(checkpoint)
     assert found is not None
-    return int(found.group(1))
+    return found
+
+
+def named_step(folder: Path) -> int | None:
+    """The step in a checkpoint's name; None: somebody has renamed it."""
+    found = _STEP_FOLDER.match(folder.name)
+    return None if found is None else int(found.group(1))
 
 
 def open_run(where: str | Path) -> RunFolder:
@@ -68,7 +78,7 @@ def open_run(where: str | Path) -> RunFolder:
     if str(where) == "latest":
         return latest_run()
     for path in (Path(where), RUNS / str(where)):
-        if (path / "config.json").is_file():
+        if (path / "config.json").is_file() or RunFolder(path).checkpoints():  # a checkpoint has the config, too
             return RunFolder(path)
         if path.is_dir():
             raise RunError(

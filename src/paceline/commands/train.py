@@ -2,15 +2,17 @@
 
 import contextlib
 import itertools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from paceline.checkpoint.run_config import read_run_config
 from paceline.checkpoint.run_folder import RunFolder, left_only_if_used, new_run_folder, open_run
 from paceline.core.command_line import Bare, Positional, parse
-from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.errors import ConfigError, PacelineError, RunError
 from paceline.core.schema import changes, from_dict
 from paceline.core.units import human_seconds
 from paceline.evaluate.config import SamplingConfig
@@ -28,7 +30,10 @@ HELP = """Train a preset and leave a run folder with a card, metrics, a checkpoi
 
 example: paceline train demo --steps 200 --seed 1 --out runs/short"""
 
-MAY_CHANGE_ON_RESUME = ("train.", "checkpoint.", "metrics.", "parallel.", "data.dir", "batch.micro_tokens", "head.")
+MAY_CHANGE_ON_RESUME = (
+    *("train.", "guard.", "checkpoint.", "metrics.", "parallel."),
+    *("data.dir", "batch.micro_tokens", "head."),
+)
 """What a resumed run may do otherwise than before; everything else is part of what it computes."""
 
 SAMPLE_TOKENS = 120
@@ -45,6 +50,9 @@ class TrainArgs:
     """Run folder; runs/<preset> otherwise."""
     resume: str | None = None
     """Continue this run (a folder, a name under runs/, or `latest`) from its newest good checkpoint."""
+    rewind: int | None = None
+    """With --resume: go back to the newest good checkpoint of this step or before, and on with data that the run has
+    not read yet, so that what made it fail is left out."""
     launch: Literal["local", "slurm"] = "local"
     """Where the run goes: here, or into a job of Slurm's (`--slurm.*`; needs `paceline[slurm]`)."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
@@ -77,6 +85,8 @@ def parse_arguments(argv: Sequence[str], base: RunConfig) -> TrainArgs:
     """The flags on top of `base`, which `base_config` made of the same words."""
     defaults = TrainArgs(preset=base.preset, config=base)
     arguments = parse(TrainArgs, argv, verb="train", description=HELP, default=defaults)
+    if arguments.rewind is not None and arguments.resume is None:
+        raise ConfigError(f"--rewind {arguments.rewind} needs a run to go back in; name it with --resume")
     if arguments.resume is None and arguments.preset != base.preset:
         raise ConfigError(f"the preset {arguments.preset} goes first: paceline train {arguments.preset} --flags")
     return arguments
@@ -98,7 +108,6 @@ def _start(arguments: TrainArgs) -> tuple[RunFolder, "Finished"]:
 
 
 def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finished"]:
-    from paceline.metrics.card import read_card
     from paceline.parallel.ranks import ranks_from_environment
     from paceline.train.run import resume_run
 
@@ -108,9 +117,20 @@ def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finish
             raise ConfigError(
                 f"--{change.field} {change.after} differs from the run's {change.before}; start a new run"
             )
-    if read_card(folder.path).finished:
+    if arguments.rewind is None and _is_finished(folder):
         raise ConfigError(f"--resume {folder.path}: this run is finished; start another with `paceline train`")
-    return folder, resume_run(arguments.config, folder, ranks_from_environment())
+    config, ranks = arguments.config, ranks_from_environment()
+    return folder, resume_run(config, folder, ranks, preset=preset(config.preset), rewind=arguments.rewind)
+
+
+def _is_finished(folder: RunFolder) -> bool:
+    """A run that lost its card is asked for the rest of its steps, of which there may be none."""
+    from paceline.metrics.card import read_card
+
+    try:
+        return read_card(folder.path).finished
+    except RunError:
+        return False
 
 
 def _conclude(folder: RunFolder, done: "Finished", *, finish: bool) -> None:
@@ -156,7 +176,12 @@ def _report(folder: RunFolder) -> None:
 def base_config(argv: Sequence[str]) -> RunConfig:
     """What the flags change: the preset scaled to --scale and --steps, or the run that is resumed."""
     if (run := _value_of("--resume", argv)) is not None:
-        return from_dict(RunConfig, open_run(run).read_config())
+        config, trouble = read_run_config(
+            open_run(run), lambda found: from_dict(RunConfig, found), may_change=MAY_CHANGE_ON_RESUME
+        )
+        if trouble is not None and os.environ.get("RANK", "0") == "0":
+            print(trouble)
+        return config
     config = preset(argv[0] if argv and not argv[0].startswith("-") else "demo")
     if (scale := _value_of("--scale", argv)) is not None:
         config = scaled(config, parse_scale(scale))

@@ -24,8 +24,11 @@ def atomic_write(path: Path, *, mode: str = "wb") -> Iterator[IO[Any]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a write that fails does not know its file
+            error.filename = str(path)
         raise
     sync_folder(path.parent)
 
@@ -42,17 +45,26 @@ def sync_folder(folder: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     with atomic_write(path, mode="w") as file:
-        json.dump(value, file, indent=1, allow_nan=False)
-        file.write("\n")
+        file.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def new_digest() -> "hashlib.blake2b":
+    """What every file of ours is hashed with: 128 bits."""
+    return hashlib.blake2b(digest_size=16)
 
 
 def blake2b_of(path: Path) -> str:
     """Hash of the whole file, 128 bits in hex."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = new_digest()
     with open(path, "rb") as file:
         while chunk := file.read(HASH_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a name that a file claims stays inside the folder it is joined to."""
+    return name not in ("", ".", "..") and not set(name) & set("/\\:\0")
 
 
 def cache_folder() -> Path:

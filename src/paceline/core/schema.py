@@ -108,14 +108,24 @@ def changes(before: Any, after: Any) -> list[Change]:
     ]
 
 
+MAX_JSON_BYTES = 256 << 20
+"""Larger than any file of ours, small enough to be read."""
+
+
 def read_json(path: Path) -> Any:
-    """The file's JSON, or a ConfigError that names the file and the place."""
+    """The file's JSON, or a ConfigError that names the file and the place. NaN and infinity are no JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        if (size := path.stat().st_size) > MAX_JSON_BYTES:
+            raise ConfigError(f"{path}: {size:,} bytes, more than any JSON file of ours; the file is not what it seems")
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:  # also a number of 5,000 digits, or brackets a thousand deep
         raise ConfigError(f"{path}: not valid JSON ({error}); the file is damaged or half-written") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is not a number")
 
 
 def _join(prefix: str, name: str) -> str:

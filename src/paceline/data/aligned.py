@@ -49,6 +49,7 @@ class AlignedCorpus:
         targets = np.full(shape, IGNORED_TARGET, dtype=np.int64)
         for row, (shard, start) in enumerate(windows.tolist()):
             self._fill(tokens[row], targets[row], shard, start)
+        self.corpus.check_ids(np.maximum(tokens, targets), windows)
         return Batch(tokens=tokens, targets=targets)
 
     def _fill(self, tokens: np.ndarray, targets: np.ndarray, shard: int, start: int) -> None:

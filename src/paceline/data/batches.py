@@ -55,6 +55,11 @@ def check_one_pass(corpus: Corpus, data: DataConfig, batch: BatchConfig, steps: 
         )
 
 
+def windows_at(corpus: Corpus, data: DataConfig, batch: BatchConfig, step: int, *, seed: int) -> np.ndarray:
+    """Where the global batch of a step lies: (S, 2) rows of (shard, first token)."""
+    return make_order(training_source(corpus, data), data, batch, seed).windows(step)
+
+
 def training_source(corpus: Corpus, data: DataConfig) -> Source:
     """What training windows are cut from: the corpus, or its aligned view. Validation always reads the corpus."""
     return AlignedCorpus(corpus, data.end_of_text) if data.align_documents else corpus
@@ -80,10 +85,11 @@ def share_of(windows: np.ndarray, rank: int, world: int) -> np.ndarray:
 def validation_batches(
     source: Source, sequence_tokens: int, tokens: int, micro_sequences: int, *, rank: int = 0, world: int = 1
 ) -> Iterator[Batch]:
-    """The first `tokens` tokens in whole sequences (0: all), at most `micro_sequences` at a time; this rank's share."""
+    """The first `tokens` tokens in whole sequences (0: all), at most `micro_sequences` at a time; this rank's share, in
+    as many batches as the largest share takes, the last of which may be empty."""
     windows = validation_windows(source, sequence_tokens, tokens)
     share = windows[rank * len(windows) // world : (rank + 1) * len(windows) // world]
-    for first in range(0, len(share), micro_sequences):
+    for first in range(0, -(-len(windows) // world), micro_sequences):
         yield source.take(share[first : first + micro_sequences], sequence_tokens)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.errors import ConfigError, DataError
-from paceline.core.files import write_json
+from paceline.core.files import is_plain_name, write_json
 from paceline.core.schema import from_dict, read_json, to_dict
 
 FILE_NAME = "dataset.json"
@@ -111,6 +111,8 @@ def read_dataset(folder: Path) -> DatasetManifest | None:
         raise DataError(f"{at}{error}; prepare the data again with --overwrite") from None
     if manifest.format != FORMAT:
         raise DataError(f"{path}: format {manifest.format}, this version reads {FORMAT}; prepare the data again")
+    if strange := next((shard.file for shard in manifest.shards if not is_plain_name(shard.file)), None):
+        raise DataError(f"{path}: lists {strange!r}, which is not a file of this folder; prepare the data again")
     return manifest
 
 

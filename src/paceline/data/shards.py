@@ -155,6 +155,11 @@ def check_vocabulary(shard: Shard, vocab_size: int) -> None:
             )
 
 
+def max_token(shard: Shard) -> int:
+    """The largest token id, by looking at all of them."""
+    return max(int(shard.tokens[start : start + SCAN_TOKENS].max()) for start in range(0, len(shard), SCAN_TOKENS))
+
+
 def positions_of(shard: Shard, token: int) -> np.ndarray:
     """Where `token` stands in the shard, (n,) int64 in rising order; with end-of-text, where documents begin."""
     found = [

@@ -172,8 +172,10 @@ def trained_size(name: str) -> int:
 
 def gpt2_tokenizer() -> TiktokenTokenizer:
     """GPT-2's BPE. tiktoken downloads it on first use unless $TIKTOKEN_CACHE_DIR holds it."""
-    import tiktoken
-
+    try:
+        import tiktoken
+    except ImportError:
+        raise PacelineError("tokenizer gpt2: the package tiktoken is missing; pip install tiktoken") from None
     try:
         encoding = tiktoken.get_encoding("gpt2")
     except (OSError, ValueError) as error:  # requests' errors are OSErrors; a wrong hash in the cache is a ValueError

@@ -13,7 +13,7 @@ from paceline.core.errors import DataError, PacelineError
 from paceline.core.files import blake2b_of
 from paceline.core.schema import read_json
 from paceline.data.manifest import FILE_NAME, DatasetManifest, read_dataset
-from paceline.data.shards import open_shard
+from paceline.data.shards import max_token, open_shard
 from paceline.data.tokenizer import FILE_NAME as TOKENIZER_FILE
 from paceline.data.tokenizer import load_tokenizer
 
@@ -60,8 +60,11 @@ def check_shard(path: Path) -> FileCheck:
         return FileCheck(file=path.name, problem=str(error).removeprefix(f"{path}: "))
     if shard.manifest is None:
         return FileCheck(file=path.name, tokens=len(shard))
-    same = blake2b_of(path) == shard.manifest.blake2b
-    problem = None if same else "its content is not what was written (the hash differs); prepare or fetch it again"
+    problem = None
+    if blake2b_of(path) != shard.manifest.blake2b:
+        problem = "its content is not what was written (the hash differs); prepare or fetch it again"
+    elif (largest := max_token(shard)) != shard.manifest.max_token:
+        problem = f"its largest id is {largest}, its manifest says {shard.manifest.max_token}; prepare it again"
     return FileCheck(file=path.name, tokens=len(shard), hashed=True, problem=problem)
 
 

@@ -1,11 +1,13 @@
 """A trained run as a model and its tokenizer."""
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
 from paceline.checkpoint import store
-from paceline.checkpoint.run_folder import RunFolder, open_run
+from paceline.checkpoint.run_config import read_run_config
+from paceline.checkpoint.run_folder import open_run
 from paceline.core.probe import choose_device, choose_products
 from paceline.core.schema import from_dict
 from paceline.data.config import DataConfig
@@ -35,9 +37,9 @@ class _Written:
 def load_run(where: str, *, device: str = "auto") -> LoadedRun:
     """The newest good checkpoint of a run, ready to predict."""
     run = open_run(where)
-    config = _read(run)
+    config, _ = read_run_config(run, lambda found: _read(found, at=str(run.config)), may_change=("data.dir",))
     folder, _ = store.newest_good(run)
-    checkpoint = store.load(folder, optimizer=False)
+    checkpoint = store.load(folder, groups=("model",))
     chosen = choose_device(device).name
     model_config = _for_device(config.model, chosen)
     model = GPT(model_config, end_of_text=config.data.end_of_text)
@@ -47,10 +49,10 @@ def load_run(where: str, *, device: str = "auto") -> LoadedRun:
     return LoadedRun(model.to(torch.device(chosen)), tokenizer, window, checkpoint.step)
 
 
-def _read(run: RunFolder) -> _Written:
-    found = run.read_config()
+def _read(found: Any, *, at: str) -> _Written:
     names = [field.name for field in fields(_Written)]
-    return from_dict(_Written, {name: found[name] for name in names if name in found}, at=str(run.config))
+    known = {name: found[name] for name in names if name in found} if isinstance(found, dict) else found
+    return from_dict(_Written, known, at=at)
 
 
 def _for_device(config: ModelConfig, device: str) -> ModelConfig:

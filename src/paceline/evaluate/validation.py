@@ -35,12 +35,18 @@ def validate(
     ranks: Ranks = ALONE,
     *,
     device: torch.device = CPU,
-) -> Validation:
-    """`batches` are this rank's, `token_bytes` the length in bytes of each token id. Sums are kept in fp64 on the
-    device, which is the model's; one wait at the end."""
+    give_up: Callable[[], bool] = lambda: False,
+) -> Validation | None:
+    """`batches` are this rank's, as many as any other's, if need be by empty ones; `token_bytes` the length in bytes of
+    each token id. Sums are kept in fp64 on the device, which is the model's; one wait at the end. None: `give_up`,
+    which is asked before each batch and answers the same to all ranks, said so."""
     total = torch.zeros((), dtype=torch.float64, device=device)
     tokens, text_bytes = 0, 0.0 if token_bytes is not None else math.nan  # nan: unknown on one rank is unknown
     for batch in batches:
+        if give_up():
+            return None
+        if not batch.targets.size:
+            continue
         inputs = torch.from_numpy(batch.tokens).to(device)
         targets = torch.from_numpy(batch.targets).to(device)
         total += forward(inputs, targets, window).sum(dtype=torch.float64)

@@ -45,6 +45,8 @@ class RunCard:
     steps: int
     """Steps of the whole run."""
     steps_done: int
+    skipped_steps: int = 0
+    """Of those, steps that changed nothing, because their numbers were bad."""
     tokens: int
     """Training tokens read so far."""
     parameters: int

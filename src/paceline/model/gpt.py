@@ -14,7 +14,7 @@ from paceline.model.attention import Attend, AttendFrom, Plan, Turn, attend_from
 from paceline.model.block import Block, FeedForward, feed_forward
 from paceline.model.config import ModelConfig
 from paceline.model.dtypes import torch_dtype
-from paceline.model.embed import Embeddings
+from paceline.model.embed import Embeddings, LookUp
 from paceline.model.init import initialise
 from paceline.model.linear import matrix
 from paceline.model.loss import HeadLoss, cap_logits, head_loss
@@ -49,15 +49,16 @@ class GPT(nn.Module):
         run_block: RunBlock = run_plainly,
         attend_from: AttendFrom = attend_from_plain,
         feed_forward: FeedForward = feed_forward,
+        look_up: LookUp = F.embedding,
         first_position: int = 0,
     ) -> None:
-        """`plan`, `loss`, `attend_from` and `feed_forward` are back ends of the same mathematics, `run_block` may wrap
-        every block but not change what it computes; `seed` decides the initial weights. `first_position`: where in its
-        sequence the first token stands that a pass is given."""
+        """`plan`, `loss`, `attend_from`, `feed_forward` and `look_up` are back ends of the same mathematics;
+        `run_block` may wrap every block but not change what it computes; `seed` decides the initial weights.
+        `first_position`: where in its sequence the first token stands that a pass is given."""
         super().__init__()
         self.config, self.end_of_text, self.first_position = config, end_of_text, first_position
         self.plan, self.loss, self.run_block = plan, loss, run_block
-        self.embeddings = Embeddings(config)
+        self.embeddings = Embeddings(config, look_up)
         self.blocks = nn.ModuleList(
             Block(config, layer, attend_from, feed_forward) for layer in range(config.num_layers)
         )

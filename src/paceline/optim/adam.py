@@ -26,9 +26,14 @@ def adam_(
     step: int,
     lr: float,
     config: AdamConfig,
+    skip: Tensor | None = None,
+    skipped: Tensor | None = None,
 ) -> None:
-    """One update in place. All tensors of one dtype and device; `step` counts from 1, as the bias correction does."""
+    """One update in place. All tensors of one dtype and device; `step` counts from 1, as the bias correction does, of
+    which `skipped` (0-D fp32) were none. Where `skip` (0-D bool) is true, this one is none either."""
     counter = torch.full((), float(step), device=params[0].device)  # filled on the device: a copy would wait for it
+    if skipped is not None:
+        counter = counter - skipped
     torch._fused_adamw_(
         params,
         [grad.contiguous() for grad in grads],  # the kernel reads memory in order and ignores strides
@@ -43,6 +48,7 @@ def adam_(
         eps=config.eps,
         amsgrad=False,
         maximize=False,
+        found_inf=None if skip is None else skip.float(),  # the kernel's way to do nothing
     )
 
 
@@ -85,10 +91,19 @@ class Adam:
         self.tables = tables or AllHere()
         self.groups = [AdamGroup(params, lr, self.tables) for named, lr in classes for params in _by_format(named)]
 
-    def step(self, *, step: int, lr_scale: float) -> None:
+    def step(self, *, step: int, lr_scale: float, skip: Tensor | None = None, skipped: Tensor | None = None) -> None:
         for group in self.groups:
-            lr = group.lr * lr_scale
-            adam_(group.weights, group.grads(), group.exp_avgs, group.exp_avg_sqs, step=step, lr=lr, config=self.config)
+            adam_(
+                group.weights,
+                group.grads(),
+                group.exp_avgs,
+                group.exp_avg_sqs,
+                step=step,
+                lr=group.lr * lr_scale,
+                config=self.config,
+                skip=skip,
+                skipped=skipped,
+            )
             for name in group.rows:
                 self.tables.start_gather(group.params[name])
 

@@ -34,7 +34,9 @@ def all_here(orthogonalise: Orthogonalise, directions: list[Tensor], _: Sequence
     return [orthogonalise(stack) for stack in directions]
 
 
-def nesterov_(momentum_buffer: Tensor, grads: Tensor, momentum: float, *, form: Literal["sum", "average"]) -> Tensor:
+def nesterov_(
+    momentum_buffer: Tensor, grads: Tensor, momentum: float | Tensor, *, form: Literal["sum", "average"]
+) -> Tensor:
     """Take the gradients into the momentum buffer, in place, and return the look-ahead direction U.
 
     sum: b ← μb + G, U = G + μb. average: the same with (1-μ)G for G. `grads` has the buffer's shape and dtype."""
@@ -87,9 +89,12 @@ class Stack:
         dtype = torch.promote_types(weights[0].dtype, torch.float32)
         self.momentum = torch.zeros(*shape, self.cols, dtype=dtype, device=weights[0].device)
 
-    def grads(self) -> Tensor:
+    def grads(self, skip: Tensor | None = None) -> Tensor:
+        """Laid out as the momentum is, a copy; zeros where `skip` is true (zero times what is not finite would not be
+        zero)."""
         join = torch.stack if self.whole else torch.cat
-        return join([member.grad() for member in self.members]).to(self.momentum.dtype)
+        grads = join([member.grad() for member in self.members]).to(self.momentum.dtype)
+        return grads if skip is None else grads.masked_fill_(skip, 0.0)
 
     def weights(self) -> list[Tensor]:
         return [member.weight() for member in self.members]
@@ -99,7 +104,7 @@ class Stack:
         return of_all.unbind(0) if self.whole else of_all.split(self.kept_rows)
 
 
-def move_(stack: Stack, X: Tensor, *, lr: float, factor: float, weight_decay: float) -> None:
+def move_(stack: Stack, X: Tensor, *, lr: float | Tensor, factor: float, weight_decay: float) -> None:
     """M ← M (1 - lr·wd) - lr·factor·X for each matrix M, in place. The decay does not see the shape factor."""
     weights = stack.weights()
     updates = X.to(weights[0].dtype) * (lr * factor)
@@ -132,10 +137,22 @@ class Muon:
         )
         self.slots = {name: _slot([slot_of[member] for member in group], group[0]) for name, group in members.items()}
 
-    def step(self, *, lr: float, momentum: float, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """`meanwhile` is called when this process has done its share and others' results may be on their way."""
+    def step(
+        self,
+        *,
+        lr: float | Tensor,
+        momentum: float | Tensor,
+        skip: Tensor | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`meanwhile` is called when this process has done its share and others' results may be on their way. Where
+        `skip` (0-D bool) is true, the step is one with no gradient, a momentum of 1 and a rate of 0: nothing changes,
+        by the same work. Else it is, to the bit, the step without it."""
         form, rule = self.config.momentum_form, self.config.scale_rule
-        directions = [nesterov_(stack.momentum, stack.grads(), momentum, form=form) for stack in self.stacks]
+        if skip is not None:
+            keep = (~skip).double()  # as wide as Python's numbers, so that the products below are the same
+            lr, momentum = lr * keep, momentum * keep + skip
+        directions = [nesterov_(stack.momentum, stack.grads(skip), momentum, form=form) for stack in self.stacks]
         orthogonal = self.share_work(self.orthogonalise, directions, self.stacks)
         meanwhile()
         for stack, X in zip(self.stacks, orthogonal, strict=True):

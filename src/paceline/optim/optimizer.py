@@ -49,6 +49,8 @@ class Optimizer:
         self.config = config
         self.classes: dict[ParamClass, dict[str, nn.Parameter]] = {kind: dict(named) for kind, named in params.items()}
         self.steps_taken = 0
+        self._skipped: Tensor | None = None
+        """How many of them were none, counted on the device, fp32."""
         by_muon = self.classes.get("matrices", {}) if config.matrices == "muon" else {}
         by_adam = {kind: named for kind, named in self.classes.items() if named is not by_muon}
         self._tables = tables or AllHere()
@@ -63,32 +65,37 @@ class Optimizer:
         self._adams = _adams(by_adam, config.adam, self._tables)
 
     @torch.no_grad()
-    def step(self, *, lr_scale: float, momentum: float) -> None:
+    def step(self, *, lr_scale: float, momentum: float, skip: Tensor | None = None) -> None:
         """Move every parameter once, by the gradients that its `.grad` holds now.
 
         `lr_scale` multiplies every base rate; `momentum` is Muon's at this step. With `clip_norm` the gradients are
-        scaled in place first."""
+        scaled in place first. Where `skip` (bool, 0-D, on the parameters' device) is true, weights and state stay as
+        they are, whatever the gradients hold; the host need not know."""
         if self.config.clip_norm is not None:
             self._clip(self.config.clip_norm)
         self.steps_taken += 1
+        if skip is not None:
+            self._skipped = skip.float() if self._skipped is None else self._skipped + skip
         lr = self.config.muon.lr * lr_scale
-        self._muon.step(lr=lr, momentum=momentum, meanwhile=partial(self._step_adam, lr_scale))
+        self._muon.step(lr=lr, momentum=momentum, skip=skip, meanwhile=partial(self._step_adam, lr_scale, skip))
         self._tables.finish_gathers()
 
-    def _step_adam(self, lr_scale: float) -> None:
+    def _step_adam(self, lr_scale: float, skip: Tensor | None) -> None:
         """Between Muon's work and its moves: tables' gradients travel during the one, their rows during the other."""
         self._tables.await_gradients()
         for adam in self._adams:
-            adam.step(step=self.steps_taken, lr_scale=lr_scale)
+            adam.step(step=self.steps_taken, lr_scale=lr_scale, skip=skip, skipped=self._skipped)
 
     @torch.no_grad()
-    def measured_step(self, *, lr_scale: float, momentum: float) -> dict[ParamClass, Tensor]:
+    def measured_step(
+        self, *, lr_scale: float, momentum: float, skip: Tensor | None = None
+    ) -> dict[ParamClass, Tensor]:
         """`step`, and for each class the norm of its update over the norm of its weights, as fp32 0-D tensors.
 
         The weights are those after the step, so that a class that starts at 0 gives 1 and not infinity; a class at rest
         at 0 gives 0. Costs a copy of all weights, hence a method of its own."""
         before = {kind: [param.clone() for param in named.values()] for kind, named in self.classes.items()}
-        self.step(lr_scale=lr_scale, momentum=momentum)
+        self.step(lr_scale=lr_scale, momentum=momentum, skip=skip)
         return {kind: _ratio(before[kind], list(named.values())) for kind, named in self.classes.items() if named}
 
     def zero_grad(self) -> None:
@@ -102,26 +109,31 @@ class Optimizer:
         self._tables.await_gradients()
         return self._tables.norm(self._all_params())
 
-    def state_dict(self, *, wanted: bool = True) -> dict[str, Tensor]:
-        """The whole state by name, one entry per parameter and slot whatever the stacking. Copies: later steps do not
-        change them. The names are there before the first step. Where tables are shared all processes must call this;
-        those that do not want the state help and get nothing."""
-        state = {"step": torch.tensor(self.steps_taken)} if wanted else {}
+    def state_dict(self, *, wanted: bool = True, copied: bool = True) -> dict[str, Tensor]:
+        """The whole state by name, one entry per parameter and slot whatever the stacking. Later steps do not change
+        it, unless it is asked for not `copied`: for somebody who copies it at once. The names are there before the
+        first step. Where tables are shared all processes must call this; those that do not want the state help and get
+        nothing."""
+        state = {"step": torch.tensor(self._steps_counted())} if wanted else {}
         for name, slot in self._slots().items():
             if slot.table is not None:
                 whole = self._tables.whole(slot.kept(), slot.table)
                 state |= {name: whole.cpu()} if wanted else {}  # to the host: a device need hold one at a time
             elif wanted:
-                state[name] = slot.kept().clone()
+                state[name] = slot.kept().clone() if copied else slot.kept()
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a `state_dict`, bit for bit. Names, shapes and dtypes must all fit; else nothing is changed."""
         slots = self._slots()
         _check_state(state, {"step": Slot([torch.tensor(0)]), **slots})
-        self.steps_taken = int(state["step"].item())
+        self.steps_taken, self._skipped = int(state["step"].item()), None
         for name, slot in slots.items():
             slot.fill(state[name])
+
+    def _steps_counted(self) -> int:
+        """Steps that moved something. Waits for the device if any may have been skipped."""
+        return self.steps_taken - (0 if self._skipped is None else int(self._skipped.item()))
 
     def _clip(self, clip_norm: float) -> None:
         scale = (clip_norm / (self.gradient_norm() + 1e-6)).clamp(max=1.0)  # 1e-6: as torch.nn.utils.clip_grad_norm_

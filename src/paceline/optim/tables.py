@@ -61,7 +61,10 @@ class AllHere:
 
 def global_norm(tensors: list[Tensor]) -> Tensor:
     """Norm of all tensors as one vector, summed in fp32 whatever their dtype; 0-D, without waiting for the device."""
-    if not tensors:
-        return torch.zeros(())
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32)))
+    norm: Tensor = torch.linalg.vector_norm(norms_of(tensors))
     return norm
+
+
+def norms_of(tensors: list[Tensor]) -> Tensor:
+    """Norm of each tensor, summed in fp32 whatever its dtype, (n,)."""
+    return torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32)) if tensors else torch.zeros(0)

@@ -57,6 +57,14 @@ class Ranks:
             dist.broadcast_object_list(found, src=0)
         return cast(T, found[0])
 
+    def to_first(self, value: T) -> list[T]:
+        """What every rank gives, in rank order, on the first; nothing on the others."""
+        if self.world == 1:
+            return [value]
+        found: list[T | None] | None = [None] * self.world if self.first else None
+        dist.gather_object(value, found, dst=0)
+        return cast(list[T], found or [])
+
     def wait_for_all(self) -> None:
         self.sum_(torch.zeros(()))
 

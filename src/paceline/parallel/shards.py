@@ -15,7 +15,7 @@ host's memory; only shards of it, and one block at a time, reach the device.
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import cast
@@ -25,14 +25,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from paceline.model.gpt import GPT
 from paceline.optim.muon import Member, Orthogonalise, ShareWork, Stack
 from paceline.optim.tables import global_norm
 from paceline.parallel.matrices import deal
 from paceline.parallel.ranks import Ranks
-from paceline.parallel.tables import gathered, rows_of
+from paceline.parallel.tables import LateSums, gathered, part_here, rows_of
 
 
 def shard_(model: GPT, device: torch.device) -> None:
@@ -67,15 +67,14 @@ def _sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
-class Shards:
-    """`optim.tables.Tables` of a model after `shard_`: every matrix and table is shared, the scalars are not."""
+class Shards(LateSums):
+    """`optim.tables.Tables` of a model after `shard_`: every matrix and table is shared, the scalars are not, and torch
+    does not add up their gradients."""
 
     passes_together = True
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._whole = [parameter for parameter in model.parameters() if not isinstance(parameter, DTensor)]
-        self._sums: list[dist.Work] = []
+        super().__init__((param for param in model.parameters() if not isinstance(param, DTensor)), ranks)
 
     def share_work(self) -> ShareWork:
         return partial(_share, self._ranks)
@@ -83,38 +82,11 @@ class Shards:
     def exchanging(self, model: nn.Module) -> "ShardedModel":
         return ShardedModel(model, self)
 
-    def whole_weights(self, model: nn.Module, *, wanted: bool) -> dict[str, Tensor]:
-        """As for `SharedTables`. Shards become whole one at a time and go to the host."""
-        found = {}
-        for name, parameter in model.named_parameters():
-            weight = parameter.data
-            if isinstance(weight, DTensor):
-                weight = self.whole(weight.to_local(), weight)
-            if wanted:
-                found[name] = weight.cpu()
-        return found
-
-    def load_weights(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        own = dict(model.named_parameters())
-        model.load_state_dict({name: _like(own.get(name), weight) for name, weight in weights.items()})
-
-    def start_sums(self) -> None:
-        """Begin to add up the gradients that torch does not deal out; after the last backward pass of a step."""
-        for parameter in self._whole:
-            if parameter.grad is not None:
-                work = dist.all_reduce(parameter.grad, async_op=True)
-                assert work is not None
-                self._sums.append(work)
-
-    def await_gradients(self) -> None:
-        while self._sums:
-            self._sums.pop(0).wait()
-
     def rows(self, table: Tensor) -> slice | None:
         return rows_of(self._ranks.rank, self._ranks.world, len(table)) if isinstance(table, DTensor) else None
 
     def own(self, table: Tensor, of: Tensor) -> Tensor:
-        return of.to_local() if isinstance(of, DTensor) else of
+        return part_here(of)
 
     def norm(self, params: Iterable[nn.Parameter]) -> Tensor:
         grads = [param.grad for param in params if param.grad is not None]
@@ -149,14 +121,6 @@ class ShardedModel(nn.Module):
         yield
         if now:
             self._shards.start_sums()
-
-
-def _like(parameter: Tensor | None, whole: Tensor) -> Tensor:
-    """This rank's rows of a tensor, in the parameter's form."""
-    if not isinstance(parameter, DTensor) or parameter.shape != whole.shape:  # another shape: torch will name it
-        return whole
-    device = parameter.to_local().device
-    return distribute_tensor(whole.to(device), parameter.device_mesh, [Shard(0)], src_data_rank=None)  # no exchange
 
 
 # ---- Muon's work

@@ -11,7 +11,7 @@ scatter the sum of the gradients too, which would save what the gather costs, bu
 clipping and the instruments look at.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -23,43 +23,45 @@ from paceline.parallel.matrices import share_over
 from paceline.parallel.ranks import Ranks, start_gather
 
 
-class SharedTables:
-    """`optim.tables.Tables` of these ranks; alone, nothing is exchanged and all rows are kept."""
+class LateSums:
+    """Parameters whose gradients are added up by themselves, after the last backward pass of a step."""
 
-    passes_together = False
-    """Whether a forward pass needs all ranks."""
-
-    def __init__(self, tables: Iterable[nn.Parameter], ranks: Ranks, *, sharded: bool) -> None:
-        self.params = list(tables)
+    def __init__(self, params: Iterable[nn.Parameter], ranks: Ranks) -> None:
+        self.params = list(params)
         self._ranks = ranks
-        self._sharded = {id(table) for table in self.params} if sharded and ranks.world > 1 else set()
         self._sums: list[dist.Work] = []
-        self._gathers: list[_RowGather] = []
-
-    def share_work(self) -> ShareWork:
-        return share_over(self._ranks)
-
-    def whole_weights(self, model: nn.Module, *, wanted: bool) -> dict[str, Tensor]:
-        """All weights by name, with the help of all ranks; one that does not want them gets none."""
-        return {name: parameter.data for name, parameter in model.named_parameters()} if wanted else {}
-
-    def load_weights(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        """Take whole weights into a model."""
-        model.load_state_dict(weights)
+        self.before_sums: Callable[[], object] = lambda: None
+        """Called when each of these gradients is this rank's own for the last time."""
 
     def start_sums(self) -> None:
-        """Begin to add up every table's gradient over the ranks; after the last backward pass of a step."""
+        """Begin to add them up over the ranks."""
         if self._ranks.world == 1:
             return
-        for table in self.params:
-            if table.grad is not None:
-                work = dist.all_reduce(table.grad, async_op=True)
+        self.before_sums()
+        for param in self.params:
+            if param.grad is not None:
+                work = dist.all_reduce(param.grad, async_op=True)
                 assert work is not None
                 self._sums.append(work)
 
     def await_gradients(self) -> None:
         while self._sums:
             self._sums.pop(0).wait()
+
+
+class SharedTables(LateSums):
+    """`optim.tables.Tables` of these ranks; alone, nothing is exchanged and all rows are kept."""
+
+    passes_together = False
+    """Whether a forward pass needs all ranks."""
+
+    def __init__(self, tables: Iterable[nn.Parameter], ranks: Ranks, *, sharded: bool) -> None:
+        super().__init__(tables, ranks)
+        self._sharded = {id(table) for table in self.params} if sharded and ranks.world > 1 else set()
+        self._gathers: list[_RowGather] = []
+
+    def share_work(self) -> ShareWork:
+        return share_over(self._ranks)
 
     def rows(self, table: Tensor) -> slice | None:
         return rows_of(self._ranks.rank, self._ranks.world, len(table)) if id(table) in self._sharded else None
@@ -87,6 +89,12 @@ def gathered(own: Tensor, shape: torch.Size, ranks: Ranks) -> Tensor:
     found[rows_of(ranks.rank, ranks.world, len(found))] = own
     _RowGather(found, ranks).wait()
     return found
+
+
+def part_here(tensor: Tensor) -> Tensor:
+    """Of a DTensor, the part that this rank keeps; a plain tensor is all here."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
 
 
 def rows_of(rank: int, world: int, rows: int) -> slice:

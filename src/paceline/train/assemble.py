@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError, PacelineError
@@ -17,6 +18,7 @@ from paceline.core.units import BLOCK_TOKENS
 from paceline.data.batches import check_one_pass
 from paceline.data.dataset import Dataset, open_dataset
 from paceline.data.tokenizer import Tokenizer
+from paceline.kernels.embedding import look_up_sorted
 from paceline.model.attention import attend_from_named, plan_named, plan_reference
 from paceline.model.block import feed_forward_named
 from paceline.model.gpt import GPT, run_plainly
@@ -132,6 +134,7 @@ def assemble(config: RunConfig, machine: Machine, ranks: Ranks = ALONE) -> Parts
         loss=head_loss_named(machine.back_ends.head.name, config.head.chunk_tokens),
         attend_from=attend_from_named(machine.back_ends.heads.name),
         feed_forward=feed_forward_named(machine.back_ends.mlp.name),
+        look_up=look_up_sorted if config.train.deterministic and machine.device.type == "cuda" else F.embedding,
         run_block=run_recomputed if config.train.recompute else run_plainly,
         first_position=place.part * config.batch.sequence_tokens // place.parts,
     )
@@ -197,7 +200,9 @@ def set_global_switches(config: RunConfig) -> None:
         from torch._dynamo import config as dynamo  # here: it takes 1.2 s, for which other runs need not wait
         from torch._inductor import config as inductor
 
-        inductor.coordinate_descent_tuning = train.coordinate_descent
+        inductor.coordinate_descent_tuning = train.coordinate_descent and not train.deterministic
+        if hasattr(inductor, "deterministic"):  # not in every torch: choose no kernel by timing, if the bits show it
+            inductor.deterministic = train.deterministic
         dynamo.optimize_ddp = False  # one graph: see parallel/gradients.py
     if train.expandable_segments and torch.cuda.is_available():
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")

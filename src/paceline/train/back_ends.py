@@ -45,6 +45,8 @@ def _attention(config: RunConfig, device: str, format_misfit: str | None) -> Cho
     asked, model = config.attention, config.model
     if asked.backend in WINDOW_ON_HOST:
         misfit = packed_misfit(model) or format_misfit
+        if config.train.deterministic:
+            misfit = "its backward pass adds in an order that changes, and --train.deterministic is on"
         return choose_packed(asked.backend, device, misfit=misfit, fa3_library=asked.fa3_library)
     return choose_attention(
         asked.backend,

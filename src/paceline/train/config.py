@@ -36,7 +36,9 @@ class TrainConfig:
     """Steps before the train clock starts (the records' rule: compilation and warm-up are not counted there; the wall
     clock counts everything)."""
     deterministic: bool = False
-    """Only operations that give the same bits every time. A CPU run always does."""
+    """Only operations that give the same bits every time, so that a resumed run is the uninterrupted one. A CPU run
+    always is. On a GPU: embedding gradients by sorted sums, cuBLAS and PyTorch in their repeatable modes, and no kernel
+    chosen by timing it (--train.coordinate-descent is left out)."""
     fast_paths: bool = True
     """Let `auto` choose kernels of our own where they work; off, every back end left to `auto` is PyTorch's, compiled
     or not. The same mathematics either way."""
@@ -79,6 +81,28 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GuardConfig:
+    """What is done about bad numbers. A run without any has the same bits with and without it."""
+
+    skip: bool = True
+    """Skip a step whose loss or gradient is not finite: weights and optimizer stay as they are, schedule and data go
+    on."""
+    spike: float | None = None
+    """Skip also a step whose loss lies more than so many standard deviations above the mean of the last 100 or so;
+    None: never. 6 is a careful value."""
+    limit: int = 10
+    """So many skipped steps in a row end the run, with a diagnosis."""
+
+    def __post_init__(self) -> None:
+        if self.spike is not None and not 0 < self.spike < math.inf:
+            raise ConfigError(f"--guard.spike {self.spike} must be above 0; None judges no loss by those before it")
+        if self.spike is not None and not self.skip:
+            raise ConfigError(f"--guard.spike {self.spike} needs --guard.skip, or a spike would only be looked at")
+        if self.limit < 1:
+            raise ConfigError(f"--guard.limit {self.limit} must be at least 1; 1 stops at the first skipped step")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     preset: Hidden[str]
     """Name of the preset this came from."""
@@ -96,6 +120,7 @@ class RunConfig:
     batch: BatchConfig
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)

@@ -39,21 +39,21 @@ def measured_step(
     parts: Parts,
     batch: DeviceBatch,
     window: Tensor,
-    gradient: Callable[[], Tensor],
+    gradient: Callable[[], tuple[Tensor, Tensor | None]],
     *,
     lr_scale: float,
     momentum: float,
 ) -> Values:
     """A step like any other, to the bit, and what it was like. `gradient` computes that of `batch` into every `.grad`
-    and returns the mean loss."""
+    and returns the mean loss and, if the guard looked at it, whether the step is to be skipped."""
     model, optimizer = parts.model, parts.optimizer
     values = model_extremes(model, batch, window, parts.ranks)  # at the weights at which the loss is taken
     with MicroGradients(model.parameters()) as micro:
-        values["train_loss"] = gradient()
+        values["train_loss"], skip = gradient()
     values["gradient_norm"] = norm = optimizer.gradient_norm()
     values["gradient_variance"] = variance = micro.variance(norm, parts.ranks)
     values["noise_scale_tokens"] = noise_scale_tokens(norm, variance, parts.config.batch.tokens)
-    ratios = optimizer.measured_step(lr_scale=lr_scale, momentum=momentum)
+    ratios = optimizer.measured_step(lr_scale=lr_scale, momentum=momentum, skip=skip)
     return values | {f"update_ratio_{kind}": ratio for kind, ratio in ratios.items()} | memory(batch.tokens.device)
 
 

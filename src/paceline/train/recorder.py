@@ -37,7 +37,7 @@ class Recorder:
         """Take a record and its values: the tensor `train_loss`, and whatever else belongs into `extra`."""
         there = {name: value for name, value in values.items() if isinstance(value, Tensor)}
         here = {name: value for name, value in values.items() if name not in there}
-        copied, arrived = _copy_to_host(torch.stack([value.float() for value in there.values()]))
+        copied, arrived = copy_to_host(torch.stack([value.float() for value in there.values()]))
         self._pending.append(_Pending(replace(record, extra=here), tuple(there), copied, arrived))
         while self._pending and self._pending[0].arrived():
             self._write_oldest()
@@ -56,7 +56,7 @@ class Recorder:
         self._sink.step(replace(oldest.record, train_loss=loss, extra={**oldest.record.extra, **known}))
 
 
-def _copy_to_host(values: Tensor) -> tuple[Tensor, Callable[[], bool]]:
+def copy_to_host(values: Tensor) -> tuple[Tensor, Callable[[], bool]]:
     """A host copy of a vector, and a test of whether it has arrived."""
     if values.device.type != "cuda":
         return values, lambda: True

@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM as a wish that the loop honours between two steps. A second one ends at once."""
+"""Ctrl-C and SIGTERM as a wish that the loop honours between two steps, or at once where nothing would be torn: while a
+validation or a gradient is computed, which may take minutes, above all where code is compiled first. A second signal
+ends the process wherever it is."""
 
 import contextlib
 import signal
@@ -6,8 +8,13 @@ from collections.abc import Iterator
 from types import FrameType
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal came where work may be dropped. Not an Exception, so that no library takes it for a failure."""
+
+
 class StopRequest:
     signal_number: int | None = None
+    _may_drop = False
 
     def __bool__(self) -> bool:
         return self.signal_number is not None
@@ -17,16 +24,33 @@ class StopRequest:
         """As shells report an end by signal; 0 if nobody asked."""
         return 128 + self.signal_number if self.signal_number else 0
 
+    @contextlib.contextmanager
+    def droppable(self, allowed: bool) -> Iterator[None]:
+        """While the block runs, a signal ends it by `Interrupted`, if `allowed`: what it does must leave no trace."""
+        self._may_drop = allowed
+        try:
+            if allowed and self.signal_number is not None:
+                raise Interrupted
+            yield
+        finally:
+            self._may_drop = False
+
+    def hear(self, number: int) -> None:
+        """A signal has come."""
+        if self.signal_number is not None:
+            raise KeyboardInterrupt
+        self.signal_number = number
+        if self._may_drop:
+            raise Interrupted
+
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """While the block runs, the first SIGINT or SIGTERM only sets the request; handlers are put back afterwards."""
+    """While the block runs, the first SIGINT or SIGTERM only makes the request; handlers are put back afterwards."""
     request = StopRequest()
 
     def ask(number: int, _: FrameType | None) -> None:
-        if request:
-            raise KeyboardInterrupt
-        request.signal_number = number
+        request.hear(number)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

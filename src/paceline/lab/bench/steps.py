@@ -164,9 +164,9 @@ def _update_in_a_range(trainer: Trainer) -> Iterator[None]:
     optimizer = trainer.parts.optimizer
     plain = optimizer.step
 
-    def marked(*, lr_scale: float, momentum: float) -> None:
+    def marked(**rates: Any) -> None:
         with record_function(OPTIMIZER_RANGE):
-            plain(lr_scale=lr_scale, momentum=momentum)
+            plain(**rates)
 
     optimizer.step = marked  # type: ignore[method-assign]
     try:

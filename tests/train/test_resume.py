@@ -1,0 +1,174 @@
+"""`paceline train --resume` through the command line, when something beside the checkpoints is not as it was left."""
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from paceline.checkpoint import manifest
+from paceline.checkpoint.run_folder import RunFolder
+from paceline.cli import main
+from paceline.metrics.card import read_card
+from train.killing import assert_same, left_by, train
+
+STEPS = 9
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`whole` is finished; `cut` has checkpoints of steps 5 and 8."""
+    folder = tmp_path_factory.mktemp("resume")
+    assert main(train(folder, "whole", STEPS)) == 0
+    assert main([*train(folder, "cut", STEPS), "--train.stop-after", "8"]) == 0
+    return folder
+
+
+@pytest.fixture
+def cut(folder: Path, tmp_path: Path) -> RunFolder:
+    return RunFolder(shutil.copytree(folder / "cut", tmp_path / "run"))
+
+
+def resumed(run: RunFolder, *words: str) -> int:
+    return main(["train", "--resume", str(run.path), "--no-finish", "--train.stop-after", "None", *words])
+
+
+def newer(path: Path) -> None:
+    """A config with a setting that this version does not know."""
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "flux": {"capacity": 1.21}}))
+
+
+def vouched_for(folder: Path) -> None:
+    """A manifest with the hashes of the files as they are."""
+    known = [entry.name for entry in manifest.read_manifest(folder).files]
+    entries = [
+        manifest.FileEntry(name=name, bytes=(folder / name).stat().st_size, blake2b=manifest.blake2b_of(folder / name))
+        for name in known
+    ]
+    manifest.write_manifest(folder, manifest.step_of(folder), entries)
+
+
+def test_a_checkpoint_of_a_newer_version_is_passed_over(
+    cut: RunFolder, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newer(cut.checkpoint(8) / "config.json")
+    vouched_for(cut.checkpoint(8))
+    assert resumed(cut) == 0
+    said = capsys.readouterr().out
+    assert "passed over step_000008: config.json.flux: unknown key" in said
+    assert "resumed from step_000005" in said
+    assert_same(left_by(cut.path), left_by(folder / "whole"))
+
+
+@pytest.mark.parametrize("spoil", [newer, Path.unlink, lambda path: path.write_text("{")])
+def test_a_run_that_lost_its_config_takes_it_from_the_checkpoint(
+    spoil: object, cut: RunFolder, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(cut.config)  # type: ignore[operator]
+    assert resumed(cut) == 0
+    assert "the config is taken from step_000008" in capsys.readouterr().out
+    assert_same(left_by(cut.path), left_by(folder / "whole"))
+
+
+def test_a_run_that_lost_its_card_gets_a_new_one(
+    cut: RunFolder, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (cut.path / "card.json").write_text('{"format": 1')
+    assert resumed(cut) == 0
+    assert "a new card, since the old one is lost" in capsys.readouterr().out
+    card = read_card(cut.path)
+    assert card.finished
+    assert [row[0] for row in card.losses] == [0, 6, 9]
+    assert_same(left_by(cut.path), left_by(folder / "whole"))
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(cut: RunFolder, folder: Path) -> None:
+    shutil.rmtree(cut.path / "checkpoints")
+    (cut.path / "card.json").unlink()
+    assert resumed(cut) == 0
+    assert_same(left_by(cut.path), left_by(folder / "whole"))
+
+
+def test_all_checkpoints_damaged_is_one_line_that_names_them(
+    cut: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (5, 8):
+        (cut.checkpoint(step) / "state.json").write_text("{}")
+    assert resumed(cut) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert all(f"step_00000{step}: state.json: 2 bytes instead of" in said for step in (5, 8))
+
+
+def test_latest_is_the_newest_run(cut: RunFolder, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.chdir(cut.path.parent)
+    Path("runs").mkdir()
+    cut.path.rename("runs/newest")
+    assert main(["train", "--resume", "latest", "--no-finish", "--train.stop-after", "None"]) == 0
+    assert read_card(Path("runs/newest")).finished
+
+
+def test_a_rewind_needs_a_run_and_a_checkpoint(cut: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "demo", "--rewind", "5"]) == 2
+    assert "--rewind 5 needs a run to go back in" in capsys.readouterr().err
+    assert resumed(cut, "--rewind", "4") == 2
+    assert "none is of step 4 or before" in capsys.readouterr().err
+    assert resumed(cut, "--rewind", "7") == 0
+    assert "data go on at step 8" in capsys.readouterr().out
+    assert read_card(cut.path).finished
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may mount a small disk")
+def test_a_disk_that_really_fills_up(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], check=False).returncode:
+        pytest.skip("this system mounts no tmpfs")
+    try:
+        run = RunFolder(shutil.copytree(folder / "cut", disk / "run"))
+        ballast = disk / "ballast"
+        with contextlib.suppress(OSError), open(ballast, "wb") as file:
+            for _ in range(3 * 1024):
+                file.write(bytes(1024))
+                file.flush()
+        assert resumed(run, "--checkpoint.every", "1") == 1
+        assert "No space left on device" in capsys.readouterr().err
+        ballast.unlink()
+        assert resumed(run) == 0
+        assert_same(left_by(run.path), left_by(folder / "whole"))
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """A disk that takes no more, as far as one file can tell."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [20_000, 2_200, 300])  # too small for the tensors, the next line of metrics, the card
+def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_later(
+    size: int, cut: RunFolder, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with files_of_at_most(size):
+        assert resumed(cut, "--checkpoint.every", "1") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("paceline: ")
+    assert said.count("\n") == 1
+    assert "File too large" in said
+    assert "--resume" in said
+    assert resumed(cut) == 0
+    assert_same(left_by(cut.path), left_by(folder / "whole"))
