@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,9 +33,11 @@ from paceline.checkpoint.run_folder import RunFolder
 from paceline.checkpoint.saver import Saver
 from paceline.cli import main as main_of_paceline
 from paceline.core.environment import code_digest
+from paceline.core.errors import PacelineError
 from paceline.data.batches import batches
 from paceline.data.feed import DeviceBatch, feed
 from paceline.evaluate import validation
+from paceline.metrics.card import read_card
 from paceline.optim import muon
 from paceline.parallel import gradients, meeting
 from paceline.parallel.config import ParallelConfig
@@ -43,7 +45,7 @@ from paceline.parallel.gradients import add_up
 from paceline.parallel.matrices import share_over
 from paceline.parallel.meeting import joined, open_store
 from paceline.parallel.ranks import Ranks, Vote, ranks_from_environment
-from paceline.parallel.tables import SharedTables
+from paceline.parallel.tables import LateSums, SharedTables, part_here
 from paceline.train import loop
 from paceline.train.assemble import assemble, inspect_machine
 from paceline.train.config import RunConfig
@@ -180,6 +182,61 @@ def bad_numbers(config: RunConfig, folder: Path, ranks: Ranks) -> dict[str, Any]
     with patch.object(loop, "accumulate_gradient", gradient), patch.object(SharedTables, "start_sums", start_sums):
         done = start_run(config, RunFolder(folder), preset=config, ranks=ranks)
     return {"skipped": done.card.skipped_steps, "weights": weights_of(done.parts.model)}
+
+
+@contextlib.contextmanager
+def bad_shards(ranks: Ranks) -> Iterator[None]:
+    """Only the last rank sees bad numbers: in its rows of a matrix's gradient in the second step, and in its own
+    gradient of a scalar, before it joins the sum, in the fourth."""
+    last, steps, sums, plain = ranks.rank == ranks.world - 1, itertools.count(), itertools.count(), LateSums.start_sums
+
+    def gradient(model: torch.nn.Module, *given: Any, **options: Any) -> Tensor:
+        loss = accumulate_gradient(model, *given, **options)
+        if last and next(steps) == 1:
+            part_here(the(model, "blocks.1.mlp.down").grad)[0, 0] = math.nan
+        return loss
+
+    def start_sums(late: LateSums) -> None:
+        if last and next(sums) == 3:
+            next(param.grad for param in late.params if param.grad is not None)[0] = math.inf
+        plain(late)
+
+    with patch.object(loop, "accumulate_gradient", gradient), patch.object(LateSums, "start_sums", start_sums):
+        yield
+
+
+def the(model: torch.nn.Module, name: str) -> torch.nn.Parameter:
+    """A parameter by name, whatever is around its model."""
+    return next(parameter for own, parameter in model.named_parameters() if own.endswith(name))
+
+
+def spoilt_shards(config: RunConfig, folder: Path, ranks: Ranks) -> int:
+    """A run with such numbers in one go, and one that is cut before the last of them and resumed."""
+    with bad_shards(ranks):
+        done = start_run(config, RunFolder(folder / "whole"), preset=config, ranks=ranks)
+    with bad_shards(ranks):
+        cut = replace(config, train=replace(config.train, stop_after=3))
+        with fresh_corner(ranks, "cut"):
+            start_run(cut, RunFolder(folder / "cut"), preset=config, ranks=ranks)
+        with fresh_corner(ranks, "resumed"):
+            resume_run(config, RunFolder(folder / "cut"), ranks)
+    return done.card.skipped_steps
+
+
+def exhausted(config: RunConfig, folder: Path, ranks: Ranks) -> str:
+    """What a run says at its end in which the last rank's part of a weight has gone bad."""
+
+    def gradient(model: torch.nn.Module, *given: Any, **options: Any) -> Tensor:
+        if ranks.rank == ranks.world - 1:
+            part_here(the(model, "blocks.1.mlp.down").detach()).fill_(math.nan)
+        return accumulate_gradient(model, *given, **options)
+
+    config = replace(config, guard=replace(config.guard, limit=1))
+    with patch.object(loop, "accumulate_gradient", gradient), contextlib.suppress(PacelineError):
+        start_run(config, RunFolder(folder), preset=config, ranks=ranks)
+    gc.collect()  # first the wrapper around the model, which the error held
+    dist.destroy_process_group()  # a run that fails leaves it, since others may not answer any more
+    return read_card(folder).notes[-1] if ranks.first else ""
 
 
 def given_up(config: RunConfig, folder: Path, ranks: Ranks) -> dict[str, Any]:
@@ -431,6 +488,10 @@ def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Cal
     found["order"] = 2, partial(order_of_a_step, sharded, out / "order")
     found["stopped"] = 2, lambda ranks: stopped_and_resumed(plain, out / "stopped", ranks)
     found["bad-numbers"] = 2, lambda ranks: bad_numbers(replace(plain, steps=5), out / "bad-numbers", ranks)
+    guarded = fully_sharded(replace(plain, steps=5, checkpoint=replace(plain.checkpoint, every=1, keep=6)))
+    found["spoilt-shards"] = 2, partial(spoilt_shards, guarded, out / "spoilt-shards")
+    for name, config in (("shards", fully_sharded(plain)), ("slices", in_slices(data, 2))):
+        found[f"exhausted-{name}"] = 2, partial(exhausted, config, out / f"exhausted-{name}")
     found["given-up"] = 2, lambda ranks: given_up(plain, out / "given-up", ranks)
     found["resharded"] = 2, lambda ranks: resharded(out / "resharded", ranks)
     found["votes"] = 3, votes

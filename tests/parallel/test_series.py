@@ -4,6 +4,7 @@ All experiments run in one launch of torchrun (`series.py`); these are their jud
 
 import json
 import pickle
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -341,6 +342,34 @@ def test_all_ranks_skip_the_steps_whose_numbers_are_bad_on_one(series: Series) -
     assert all(torch.equal(first["weights"][name], second["weights"][name]) for name in first["weights"])
     assert all(weight.isfinite().all() for weight in first["weights"].values())
     assert [record.step for record in series.records("bad-numbers")[0] if record.train_loss is None] == [2]
+
+
+def test_all_ranks_skip_a_step_if_one_shard_of_a_gradient_is_bad(series: Series) -> None:
+    """In the second and the fourth step; each is saved, whole, while the next one runs."""
+    assert series.seen("spoilt-shards") == [2, 2]
+    run = RunFolder(series.folder / "spoilt-shards" / "whole")
+    states = [store.load(run.checkpoint(step)) for step in range(1, 6)]
+    for group in ("model", "optimizer"):
+        saved = [getattr(state, group) for state in states]
+        unchanged = [all(torch.equal(one[name], two[name]) for name in one) for one, two in pairwise(saved)]
+        assert unchanged == [True, False, True, False], group
+        assert all(tensor.isfinite().all() for state in saved for tensor in state.values())
+
+
+def test_shards_that_are_saved_and_resumed_make_the_bits_of_the_uninterrupted_run(series: Series) -> None:
+    whole, cut = "spoilt-shards/whole", "spoilt-shards/cut"
+    assert series.losses(cut) == series.losses(whole)
+    assert read_card(series.folder / cut).skipped_steps == 2
+    one, other = (store.load(RunFolder(series.folder / name).checkpoint(5)) for name in (whole, cut))
+    for group in ("model", "optimizer", "guard"):
+        expected, found = getattr(one, group), getattr(other, group)
+        assert all(torch.equal(found[name], expected[name]) for name in expected), group
+
+
+@pytest.mark.parametrize("name", ["shards", "slices"])
+def test_ranks_that_make_passes_together_agree_on_what_went_wrong(series: Series, name: str) -> None:
+    said, _ = series.seen(f"exhausted-{name}")
+    assert "the loss is not finite; first wrong on the way forward: the weight blocks.1.mlp.down; data:" in said
 
 
 def test_a_checkpoint_holds_the_random_states_of_every_rank(series: Series) -> None:
