@@ -69,6 +69,8 @@ def command(arguments: argparse.Namespace, data: Path, run: Path) -> list[str]:
         "scale": arguments.scale, "steps": STEPS, "out": run, "data.dir": data, "train.device": arguments.device,
         "evaluate.every": None, "evaluate.tokens": base(arguments).batch.sequence_tokens, "checkpoint.every": EVERY,
     }  # fmt: skip
+    if arguments.micro_tokens is not None:
+        flags["batch.micro-tokens"] = arguments.micro_tokens
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     start = [sys.executable, "-m", "paceline.cli", "train"]
     if (run / "config.json").exists():
@@ -89,15 +91,15 @@ def killed_at(step: int, words: list[str], run: Path) -> int:
 
 def kill(arguments: argparse.Namespace, data: Path, folder: Path) -> dict[str, Any]:
     whole, cut = folder / "whole", folder / "cut"
-    subprocess.run(command(arguments, data, whole), check=True, stdout=sys.stderr)
+    undisturbed = subprocess.Popen(command(arguments, data, whole), stdout=sys.stderr)  # beside it: no figure is a time
     step = random.Random(arguments.seed).randint(EVERY + 2, STEPS - 4)
     killed = killed_at(step, command(arguments, data, cut), cut)
     assert not read_card(cut).finished, "it was finished before it could be killed"
     subprocess.run(command(arguments, data, cut), check=True, stdout=sys.stderr)
+    assert undisturbed.wait() == 0, "the undisturbed run failed"
     losses = {run.name: [record.train_loss for record in read_metrics(run)[0]] for run in (whole, cut)}
     weights = {run.name: store.load(RunFolder(run).checkpoints()[-1], groups=("model",)).model for run in (whole, cut)}
     differing = [n for n, tensor in weights["whole"].items() if not torch.equal(tensor, weights["cut"][n])]
-    rate = read_card(whole).tokens_per_s
     return {
         "killed_at_step": killed,
         "resumed_from": next(note for note in read_card(cut).notes if note.startswith("resumed from")),
@@ -105,7 +107,6 @@ def kill(arguments: argparse.Namespace, data: Path, folder: Path) -> dict[str, A
         "first_differing_step": next((i + 1 for i, (a, b) in enumerate(zip(*losses.values())) if a != b), None),  # noqa: B905
         "largest_difference": max(abs((a or 0) - (b or 0)) for a, b in zip(*losses.values())),  # noqa: B905
         "weights_differing": differing,
-        "deterministic_step_s": None if rate is None else base(arguments).batch.tokens / rate,
         "losses": [float(loss).hex() for loss in losses["whole"] if loss is not None],
     }
 
@@ -197,6 +198,7 @@ def main() -> int:
     parser.add_argument("--scale", default="1")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--micro-tokens", type=int, help="for `kill`, whose two runs share the GPU")
     arguments = parser.parse_args()
     began = time.perf_counter()
     result: dict[str, Any] = {
