@@ -18,7 +18,7 @@ demo: environment  ## train the demo preset on the CPU, end with a sample and a 
 	$(BIN)/paceline train demo
 
 test: environment  ## the default suite: offline, at most 5 minutes on 2 cores
-	$(TESTS)
+	$(TESTS) -n 2 --dist loadfile
 
 test-all: environment  ## and the slow tests
 	$(TESTS) -m 'not soak and not gpu' --timeout 1800
