@@ -22,13 +22,14 @@ class Run:
 
 
 def train(words: Sequence[str], folder: Path) -> Run:
-    """`paceline train` with these words, in `folder`, which keeps its log."""
+    """`paceline train` with these words, in `folder`, beside which its log lies."""
     command = [sys.executable, "-m", "paceline.cli", "train", *words, "--no-finish", "--out", str(folder)]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(folder.with_suffix(".log"), "w", encoding="utf-8") as log:
         done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}: ended with {done.returncode}; see {log.name}")
+    if done.returncode:  # the folder may be a temporary one: what the log ends with is said here
+        said = folder.with_suffix(".log").read_text(encoding="utf-8").strip().splitlines() or ["it said nothing"]
+        raise SystemExit(f"{' '.join(command)}: ended with {done.returncode}: {said[-1]}")
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # some gigabytes at full size
     steps, _ = read_metrics(folder)
     return Run(read_card(folder), tuple(step.train_loss for step in steps if step.train_loss is not None))

@@ -31,13 +31,12 @@ BY_NAME = (
     ("mlp", r"^_?mlp"),
     ("optimizer", r"^_?(muon|newton_schulz|adam)"),
     ("attention", r"^_?attention"),
-    ("attention_projections", r"^_?heads_product"),
     ("norms_and_mixes", r"^_?(norm|heads)"),
     ("attention", r"flex_attention|flash|fmha|scaled_dot_product|sdpa"),
     ("other", r"embedding_\w*backward|EmbeddingBackward|index_put"),
     ("attention", r"cumsum|sort"),  # document numbers and block lists
 )
-"""(class, pattern): certain by name alone; the first match counts. The first six are kernels of our own."""
+"""(class, pattern): certain by name alone; the first match counts. The first five are kernels of our own."""
 
 MATMUL = r"^aten::(mm|addmm|bmm|baddbmm|linear|matmul|_scaled_mm)\b|gemm|nvjet|cutlass|triton_(tem|mm|bmm)|cublas"
 """Names of operations and kernels that are products of matrices."""
