@@ -5,8 +5,7 @@ on, so a program's matrix units idle while it forms weights, and only a second p
 about 40 % of their rate. Here one warp group issues products and waits for no more than it needs: there is always one
 in flight beside the exponentials and beside the gradients of the scores. The same warps order the copies of the next
 tiles as soon as a slot of the ring is free. In a step of record 18 on an H200: query gradient 0.42 ms, key gradient
-0.60 ms, where the Triton kernels with the same endings take 0.62 and 0.76; forward as fast. Several processes on one
-GPU have seen gradients that were not finite; which kernel that is, is not known (docs/experiments.md).
+0.60 ms, where the Triton kernels with the same endings take 0.62 and 0.76; forward as fast.
 """
 
 from typing import Any
@@ -52,6 +51,14 @@ def barriers(COUNT: gl.constexpr):
     for n in gl.static_range(COUNT):
         mbarrier.init(made.index(n), count=1)
     return made
+
+
+@gluon.jit
+def give_up(made, COUNT: gl.constexpr):
+    """End barriers, once no thread waits for them. Until then the compiler keeps their memory for them: it would take
+    that of a barrier nobody names any more for what layouts are changed in, which barriers do not bear."""
+    for n in gl.static_range(COUNT):
+        mbarrier.invalidate(made.index(n))
 
 
 @gluon.jit
@@ -247,9 +254,9 @@ def attention_key_gradient(
         order_turn(own_desc, extra_desc, row + start, column, rings, turns, turns + 1, STAGES)
         parts_ptr += (gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)) * 2
         mbarrier.wait(q_ready.index(slot), phase)
+        mbarrier.wait(grad_ready.index(slot), phase)  # before sums, which may pass through memory of a ring
         own_tile, extra_tile = q_ring.index(slot), grad_ring.index(slot)
         gl.store(parts_ptr, gl.sum(gl.sum(sum_v * own_tile.load(sum_layout).to(gl.float32), 1), 0))
-        mbarrier.wait(grad_ready.index(slot), phase)
         if EXTRA:
             gl.store(parts_ptr + 1, gl.sum(gl.sum(sum_v * extra_tile.load(sum_layout).to(gl.float32), 1), 0))
             send(grad_extra_desc, row + start, column, sum_v * gl.load(mix_ptr + 1).to(gl.float32), extra_tile)
@@ -263,6 +270,9 @@ def attention_key_gradient(
         )
     send(grad_k_desc, row + start, column, sum_k, k_tile)
     tma.store_wait(0)
+    give_up(q_ready, STAGES)
+    give_up(grad_ready, STAGES)
+    give_up(kept_ready, 1)
 
 
 @gluon.jit
@@ -374,6 +384,9 @@ def attention_query_gradient(
         )  # fmt: skip
     send(grad_q_desc, row + start, head * WIDTH, total, q_tile)
     tma.store_wait(0)
+    give_up(k_ready, STAGES)
+    give_up(v_ready, STAGES)
+    give_up(kept_ready, 1)
 
 
 @gluon.jit
@@ -483,6 +496,9 @@ def attention_forward(
     acc = acc / gl.convert_layout(total, gl.SliceLayout(1, sum_layout), assert_trivial=True)[:, None]
     send(out_desc, row + start, head * WIDTH, acc, q_tile)
     tma.store_wait(0)
+    give_up(k_ready, STAGES)
+    give_up(v_ready, STAGES)
+    give_up(kept_ready, 1)
 
 
 def operand(rows: Tensor, block: int, width: int) -> TensorDescriptor:
