@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -171,19 +172,23 @@ def test_layers_without_attention_may_be_counted_from_the_end() -> None:
 
 
 def test_the_first_skip_adds_block_5_to_itself() -> None:
-    """Seen at the blocks: what enters block 6 is (1 + w0) times what left block 5, and so on inwards to outwards."""
+    """Seen at the blocks: what left block 5 enters block 6 twice, once with weight 0, and so on inwards to outwards."""
     model = shaken(in_fp32(small("r18-softcap")))
-    entered: list[Tensor] = []
+    entered: list[tuple[Any, ...]] = []
     left: list[Tensor] = []
     for block in model.blocks:
-        block.register_forward_pre_hook(lambda _, args: entered.append(args[0]))
+        block.register_forward_pre_hook(lambda _, args: entered.append(args))
         block.register_forward_hook(lambda _, args, out: left.append(out[0]))
     logits(model)
+    for i in range(1, 12):
+        assert torch.equal(entered[i][0], left[i - 1])
+    assert [args[5] for args in entered[:6]] == [None] * 6
     for i in range(6):
-        expected = left[5 + i] + model.skip_weights[i] * left[5 - i]
-        assert_close(entered[6 + i], expected, rtol=0, atol=0)
-    for i in range(1, 6):
-        assert torch.equal(entered[i], left[i - 1])
+        weight, stream = entered[6 + i][5]
+        assert torch.equal(weight, model.skip_weights[i])
+        assert torch.equal(stream, left[5 - i])
+    x, *others, (weight, stream) = entered[6]
+    assert torch.equal(model.blocks[6](x + weight * stream, *others, None)[0], left[6])
 
 
 # ---- norm, activation, cap and loss

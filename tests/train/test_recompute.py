@@ -1,12 +1,17 @@
 """Recomputing blocks in the backward pass changes memory and nothing else."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
 from model.small import random_tokens, shaken, small
@@ -59,6 +64,34 @@ def test_less_is_kept_for_the_backward_pass() -> None:
     stream = TOKENS.numel() * model.config.width * 4
     assert kept_bytes(model) < plain / 4
     assert plain - kept_bytes(model) > 12 * 8 * stream  # two hidden layers of four widths a block, to name the largest
+
+
+def test_compiled_code_computes_one_block_again_at_a_time() -> None:
+    """With the skips outside of blocks, block 1 of these four was there again as long as block 2 needed its output."""
+    model = shaken(replace(small("r18-softcap"), num_layers=4, value_ends=1, layers_without_attention=(1,)))
+    model.run_block = run_recomputed
+    most_hidden = []
+
+    def count(graph: torch.fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., Any]:
+        most_hidden.append(most_alive(graph, TOKENS.numel() * model.config.mlp_width))
+        return make_boxed_func(graph.forward)  # type: ignore[no-any-return]
+
+    torch._dynamo.reset()
+    cut = partial(min_cut_rematerialization_partition, compiler="inductor")
+    backend = aot_autograd(fw_compiler=count, partition_fn=cut)
+    forward = torch.compile(model, fullgraph=True, dynamic=False, backend=backend)
+    gradients(model, forward)
+    assert most_hidden[-1] == 3  # of one block; it was 5
+
+
+def most_alive(graph: torch.fx.GraphModule, numbers: int) -> int:
+    """How many results of so many numbers are needed at once, if operations run in the graph's order."""
+    nodes = list(graph.graph.nodes)
+    ends = {used: at for at, node in enumerate(nodes) for used in node.all_input_nodes}
+    shapes = [tuple(getattr(node.meta.get("val"), "shape", ())) for node in nodes]
+    sized = [all(type(size) is int for size in shape) and math.prod(shape) == numbers for shape in shapes]
+    spans = [(at, ends.get(node, at)) for at, node in enumerate(nodes) if sized[at]]
+    return max(sum(first <= at < end for first, end in spans) for at in range(len(nodes)))
 
 
 def test_a_run_is_the_same_run(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One block of the residual stream: mix with x0, attention, MLP. Each part is there only if its switch is on."""
+"""One block of the residual stream: skip, mix with x0, attention, MLP. Each part is there only if its switch is on."""
 
 from collections.abc import Callable
 
@@ -56,6 +56,10 @@ class MLP(nn.Module):
         return self.feed_forward(self, x, stream)
 
 
+Skip = tuple[Tensor, Tensor]
+"""A weight, 0-D, and the stream after an earlier block."""
+
+
 class Block(nn.Module):
     def __init__(
         self,
@@ -72,10 +76,12 @@ class Block(nn.Module):
         self.mlp = MLP(config, feed_forward)
 
     def forward(
-        self, x: Tensor, x0: Tensor, extra: Tensor | None, turn: Turn, attend: Attend
+        self, x: Tensor, x0: Tensor, extra: Tensor | None, turn: Turn, attend: Attend, skip: Skip | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The stream after this block, (B, T, width), and the block's own values if it has attention."""
         eps, own = self.config.norm_eps, None
+        if skip is not None:
+            x = x + skip[0] * skip[1]
         if self.config.x0_mix:
             x = self.x0_mix[0] * x + self.x0_mix[1] * x0
         if self.attention is not None:

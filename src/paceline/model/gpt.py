@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.model.attention import Attend, AttendFrom, Plan, Turn, attend_from_plain, plan_reference
-from paceline.model.block import Block, FeedForward, feed_forward
+from paceline.model.block import Block, FeedForward, Skip, feed_forward
 from paceline.model.config import ModelConfig
 from paceline.model.dtypes import torch_dtype
 from paceline.model.embed import Embeddings, LookUp
@@ -23,14 +23,14 @@ from paceline.model.norm import rms_norm
 from paceline.model.rotary import rotary_tables
 
 ParamClass = Literal["matrices", "embeddings", "head", "scalars"]
-RunBlock = Callable[[nn.Module, Tensor, Tensor, Tensor | None, Turn, Attend], tuple[Tensor, Tensor | None]]
+RunBlock = Callable[[nn.Module, Tensor, Tensor, Tensor | None, Turn, Attend, Skip | None], tuple[Tensor, Tensor | None]]
 """(block, and what `Block.forward` takes) -> what it returns."""
 
 
 def run_plainly(
-    block: nn.Module, x: Tensor, x0: Tensor, extra: Tensor | None, turn: Turn, attend: Attend
+    block: nn.Module, x: Tensor, x0: Tensor, extra: Tensor | None, turn: Turn, attend: Attend, skip: Skip | None
 ) -> tuple[Tensor, Tensor | None]:
-    found: tuple[Tensor, Tensor | None] = block(x, x0, extra, turn, attend)
+    found: tuple[Tensor, Tensor | None] = block(x, x0, extra, turn, attend, skip)
     return found
 
 
@@ -109,9 +109,8 @@ class GPT(nn.Module):
         skips: list[Tensor] = []
         half = self.config.num_layers // 2
         for layer, block in enumerate(self.blocks):
-            if self.config.unet_skips and layer >= half:
-                x = x + self.skip_weights[layer - half] * skips.pop()
-            x, own = self.run_block(block, x, x0, values.extra(layer), turn, attend)
+            skip = (self.skip_weights[layer - half], skips.pop()) if self.config.unet_skips and layer >= half else None
+            x, own = self.run_block(block, x, x0, values.extra(layer), turn, attend, skip)
             values.remember(layer, own)
             if self.config.unet_skips and layer < half:
                 skips.append(x)

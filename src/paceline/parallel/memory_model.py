@@ -247,7 +247,7 @@ def _mlp(model: ModelConfig, how: Execution) -> int:
 def _ends_per_token(model: ModelConfig, how: Execution) -> int:
     """Outside the blocks: tokens and targets, the embedding's norm, a skip, rows of value tables, the last norm."""
     embedding = FP32 * model.width if model.embedding_norm else 0
-    skip = _stream(model) if model.unet_skips else 0  # of the middle block; the others are inputs of blocks
+    skip = _stream(model) if model.unet_skips and not how.recompute else 0  # of the middle block; others are inputs
     value_rows = model.num_value_tables + (how.recompute and model.value_path == "residual")
     return 16 + embedding + skip + value_rows * _compute(model) * model.kv_width + _norm(model, how)
 
