@@ -11,6 +11,9 @@ from pathlib import Path
 from paceline.metrics.card import RunCard, read_card
 from paceline.metrics.records import read_metrics
 
+SHOWN_LINES = 12
+"""Of the log of a run that failed."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -28,8 +31,8 @@ def train(words: Sequence[str], folder: Path) -> Run:
     with open(folder.with_suffix(".log"), "w", encoding="utf-8") as log:
         done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False)
     if done.returncode:  # the folder may be a temporary one: what the log ends with is said here
-        said = folder.with_suffix(".log").read_text(encoding="utf-8").strip().splitlines() or ["it said nothing"]
-        raise SystemExit(f"{' '.join(command)}: ended with {done.returncode}: {said[-1]}")
+        said = folder.with_suffix(".log").read_text(encoding="utf-8").strip().splitlines()[-SHOWN_LINES:]
+        raise SystemExit("\n".join([f"{' '.join(command)}: ended with {done.returncode}:", *said]))
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # some gigabytes at full size
     steps, _ = read_metrics(folder)
     return Run(read_card(folder), tuple(step.train_loss for step in steps if step.train_loss is not None))

@@ -36,3 +36,5 @@ def test_what_must_see_each_micro_batch_or_is_not_compiled_is_left_alone(compile
     watched = replace(compiled, metrics=replace(compiled.metrics, instruments=True))
     assert "compiled" in (recordable(plain, **HERE) or "")
     assert "instruments" in (recordable(watched, **HERE) or "")
+    short = replace(compiled, train=replace(compiled.train, recompute=True))
+    assert "memory is short" in (recordable(short, **HERE) or "")

@@ -60,7 +60,7 @@ def assemble_to_fit(config: RunConfig, machine: Machine, ranks: Ranks = ALONE, *
         sure = there_is is not None and peak <= SURE_SHARE * there_is
         if not can_run_out(machine.device) or sure or rung == known or config.parallel.talks_inside:
             return parts  # the last: a rank that ran out inside a pass would leave the others waiting
-        if not ranks.largest_(torch.tensor(int(not _passes(parts)))).item():
+        if not ranks.largest_(torch.tensor(int(not _passes(parts, patient=rung == rungs[-1])))).item():
             if ranks.first:
                 remember(key, rung, there_is)
             return parts
@@ -149,7 +149,11 @@ def _assembled(config: RunConfig, machine: Machine, ranks: Ranks, fit: Fit) -> P
         config,
         batch=replace(config.batch, micro_tokens=rung.micro_tokens),
         head=replace(config.head, chunk_tokens=rung.head_chunk_tokens),
-        train=replace(config.train, recompute=rung.recompute),
+        train=replace(
+            config.train,
+            recompute=rung.recompute,
+            expandable_segments=config.train.expandable_segments or rung.recompute,  # no holes where memory is short
+        ),
     )
     machine = replace(machine, back_ends=replace(machine.back_ends, head=head), notes=(*machine.notes, str(fit)))
     return replace(assemble(config, machine, ranks), fit=fit)
@@ -160,16 +164,23 @@ def can_run_out(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _passes(parts: Parts) -> bool:
+def _passes(parts: Parts, *, patient: bool = False) -> bool:
+    """`patient`: tried twice, for there is nothing below. The first time also chooses kernels, which takes memory of
+    its own."""
     try:
         trial(parts)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        return False
+        told = str(error).split("\n")[0]
+    else:
+        return True
     finally:
         parts.optimizer.zero_grad()
-    return True
+    if parts.ranks.first and told:
+        print(told)
+    release_cached_memory()
+    return patient and _passes(parts)
 
 
 def trial(parts: Parts) -> None:
@@ -190,6 +201,10 @@ def trial(parts: Parts) -> None:
 def release_memory() -> None:
     """Memory and compiled code of what nobody holds any more, such as a rung that is given up."""
     torch._dynamo.reset()
+    release_cached_memory()
+
+
+def release_cached_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

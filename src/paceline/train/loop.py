@@ -127,14 +127,14 @@ class Trainer:
         return Outcome(step, tuple(self.evaluations), self.guard.skipped)
 
     def _settle_in(self) -> None:
-        """Before the first step: no checkpoint that a later launch would take for this run's newest, and one to come
-        back to, whatever happens to a first step that compiles for minutes."""
+        """Before the first step: no checkpoint that a later launch would take for this run's newest; and of several
+        ranks, which hear no signal while they compile, one to come back to."""
         if self.position.rewound:
             self.save(self.start)
             self.saver.wait()  # on the disk, before those after it go away
         if self.ranks.first:
             store.set_aside_after(self.folder, self.start)
-        if self.config.train.compile and self.start == 0:
+        if self.config.train.compile and self.start == 0 and self.ranks.world > 1:
             self.save(self.start)
 
     def _loop(self, on_evaluation: Callable[[EvalRecord], None]) -> int:
