@@ -43,7 +43,7 @@ from paceline.train.config import GuardConfig, RunConfig
 
 STEPS, EVERY = 38, 6
 AIMS = {"save_stall_s": 0.3, "resume_s": 10.0, "guard_share": 0.005}
-BLOCKS, STEPS_PER_BLOCK = 5, 6
+BLOCKS, STEPS_PER_BLOCK = 5, 4
 """Steps are timed in blocks, guarded and unguarded in turn."""
 
 

@@ -27,7 +27,7 @@ TINY = {
     "--batch.tokens": 512,
     "--batch.micro-tokens": 256,
 }
-PROVENANCE = {"hardware", "versions", "date", "commit", "dirty", "command", "diff", "preset", "scale"}
+PROVENANCE = {"what", "hardware", "versions", "date", "commit", "dirty", "command", "diff", "preset", "scale"}
 
 
 def words(folder: Path) -> list[str]:

@@ -16,11 +16,12 @@ CLOCK = "gpu_sm_clock_mhz"
 
 
 def provenance(command: Sequence[str], *, preset: Any, config: Any) -> dict[str, Any]:
-    """The part that every result has: machine, versions, code, date, the words after `paceline`, and what was not the
+    """The part that every result has: what it is, machine, versions, code, date, the words after `paceline`, and what was not the
     preset's."""
     facts = environment()
     code = code_version()
     return {
+        "what": shlex.join(["paceline", *command[:2]]),
         "hardware": {name: facts[name] for name in HARDWARE if name in facts},
         "versions": {name: value for name, value in facts.items() if name not in (*HARDWARE, CLOCK)},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
