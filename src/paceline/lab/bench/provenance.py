@@ -16,8 +16,8 @@ CLOCK = "gpu_sm_clock_mhz"
 
 
 def provenance(command: Sequence[str], *, preset: Any, config: Any) -> dict[str, Any]:
-    """The part that every result has: what it is, machine, versions, code, date, the words after `paceline`, and what was not the
-    preset's."""
+    """The part that every result has: what it is, machine, versions, code, date, the words after `paceline`, and what
+    was not the preset's."""
     facts = environment()
     code = code_version()
     return {
