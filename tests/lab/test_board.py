@@ -131,7 +131,7 @@ def test_the_command_prints_a_table_and_the_same_as_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_group(tmp_path, "a", LOSSES, track="mine")
-    write_run(tmp_path / "bad", seed=9, loss=3.0, track="mine", data_fingerprint="another")
+    write_run(tmp_path / "[bad]", seed=9, loss=3.0, track="mine", data_fingerprint="another")
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["board", str(tmp_path), "--target", "3.28"]) == 0
     said = capsys.readouterr().out
@@ -140,7 +140,7 @@ def test_the_command_prints_a_table_and_the_same_as_json(
         "50.0s",
         "proven",
         "A processor",
-        "refused",
+        "[bad]",
         "data fingerprint is another",
     ):
         assert words in said

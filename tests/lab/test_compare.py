@@ -15,6 +15,7 @@ from paceline.core.errors import RunError
 from paceline.lab.compare.compare import Comparison, compare
 from paceline.lab.compare.looks import LOOKS_FILE, Question
 from paceline.lab.statistics import mean_at_most, welch
+from paceline.metrics.card import FieldChange
 
 LOW, HIGH = [3.270, 3.272, 3.271, 3.269], [3.290, 3.293, 3.291, 3.292]
 
@@ -82,6 +83,7 @@ def test_what_cannot_count_is_left_out_by_name(runs: Path) -> None:
         "other": write_run(runs / "other", seed=9, loss=3.0),
         "short": write_run(runs / "short", seed=9, loss=3.0, finished=False, steps_done=50),
         "nan": write_run(runs / "nan", seed=9, loss=3.0, val_loss=None),
+        "huge": write_run(runs / "huge", seed=9, loss=3.0),
         "edited": write_run(runs / "edited", seed=9, loss=3.0, val_loss=2.0),
         "again": write_run(runs / "again", seed=3, loss=3.0),
     }
@@ -89,6 +91,8 @@ def test_what_cannot_count_is_left_out_by_name(runs: Path) -> None:
     card.write_text(card.read_text()[:100])
     values = json.loads((bad["other"] / "card.json").read_text())
     (bad["other"] / "card.json").write_text(json.dumps(values | {"format": 99}))
+    huge = bad["huge"] / "card.json"
+    huge.write_text(huge.read_text().replace('"val_loss": 3.0', '"val_loss": 1e999'))
     found = compare([*good, good[0], *bad.values()])
     assert len(found.groups) == 1
     assert found.groups[0].runs == [path.name for path in good]
@@ -97,6 +101,7 @@ def test_what_cannot_count_is_left_out_by_name(runs: Path) -> None:
         "not valid JSON",
         "card format 99",
         "50 of 100 steps",
+        "diverged",
         "diverged",
         "contradicts itself",
         "repeats seed 3",
@@ -108,7 +113,14 @@ def test_what_cannot_count_is_left_out_by_name(runs: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"data_fingerprint": "another"}, "other data"), ({"track": "mine"}, "other tracks")],
+    [
+        ({"data_fingerprint": "another"}, "other data"),
+        ({"track": "mine"}, "other tracks"),
+        (
+            {"diff": (FieldChange(field="evaluate.tokens", before=0, after=4096),)},
+            "validated on other tokens (as many as",
+        ),
+    ],
 )
 def test_groups_whose_losses_mean_something_else_are_not_compared(runs: Path, change: Any, words: str) -> None:
     found = compare([*write_group(runs, "a", LOW), *write_group(runs, "b", HIGH, **change)])
@@ -123,6 +135,18 @@ def test_steps_and_devices_split_groups_and_are_said(runs: Path) -> None:
     assert any("100 steps against 120" in remark for remark in pair.remarks)
     (pair,) = compare([*a, *write_group(runs, "c", HIGH, device="cuda")]).pairs
     assert any("cpu against cuda" in remark for remark in pair.remarks)
+
+
+def test_two_runs_against_others_are_tested_with_a_warning(runs: Path) -> None:
+    (pair,) = compare([*write_group(runs, "a", LOW[:2]), *write_group(runs, "b", HIGH, softcap=30.0)]).pairs
+    assert any("the interval is rough" in remark for remark in pair.remarks)
+
+
+def test_where_a_run_was_kept_and_how_often_it_was_validated_is_not_the_recipe(runs: Path) -> None:
+    fields = ("data.dir", "evaluate.every", "checkpoint.every", "metrics.instruments", "train.threads")
+    changes = tuple(FieldChange(field=name, before=1, after=2) for name in fields)
+    folders = [write_run(runs / "a", seed=0, loss=3.27), write_run(runs / "b", seed=1, loss=3.28, diff=changes)]
+    assert [group.seeds for group in compare(folders).groups] == [[0, 1]]
 
 
 def test_one_seed_is_shown_but_tested_by_nobody(runs: Path) -> None:
@@ -195,7 +219,7 @@ def test_a_plan_made_after_the_first_look_is_none(runs: Path) -> None:
     late = compare(folders, target=3.28, planned=4).groups[0]
     assert late.target is not None
     assert late.target.p_looks == pytest.approx(6 * late.target.p)
-    assert any("--planned 4 comes too late" in remark for remark in late.remarks)
+    assert any("a plan of 4 runs comes too late" in remark for remark in late.remarks)
 
 
 def test_however_often_one_looks_an_unfit_recipe_passes_in_three_of_two_hundred_cases_at_most() -> None:

@@ -55,7 +55,7 @@ class Comparison:
 
 
 def compare(folders: Sequence[Path], *, target: float | None = None, planned: int | None = None) -> Comparison:
-    """Compare the runs in these folders and note, beside the first of them, that somebody has looked."""
+    """Compare the runs in these folders and note beside them that somebody has looked."""
     found, damaged = read_cards(folders)
     usable, useless = that_count(found)
     groups, repeated = grouped(usable)
@@ -63,7 +63,7 @@ def compare(folders: Sequence[Path], *, target: float | None = None, planned: in
     if not groups:
         reasons = "; ".join(f"{item.run}: {item.why}" for item in left_out)
         raise RunError(f"none of the runs can be compared ({reasons})")
-    beside = groups[0].runs[0].folder.parent
+    beside = min(run.folder.parent for group in groups for run in group.runs)
     book = Book(read_looks(beside), planned)
     labels = {group.key: label for group, label in zip(groups, _letters(), strict=False)}
     pairs, remarks = pairwise(groups, labels, book)

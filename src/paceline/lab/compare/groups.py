@@ -7,6 +7,7 @@ that is quietly taken over fewer runs than its reader thinks is worse than none.
 
 import hashlib
 import json
+import math
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,10 @@ from paceline.core.errors import RunError
 from paceline.metrics.card import LOSS_COLUMNS, FieldChange, RunCard, read_card
 from paceline.report.facts import setting
 
-NOT_THE_RECIPE = ("seed", "steps", "track", "data.dir", "checkpoint.", "metrics.", "train.stop_after", "train.threads")
+NOT_THE_RECIPE = (
+    "seed", "steps", "track", "data.dir", "evaluate.every", "checkpoint.", "metrics.",
+    "train.stop_after", "train.threads", "train.memory_limit_gib",
+)  # fmt: skip
 """Fields, or starts of their names, that do not split groups: each is either compared by itself (steps, track, the
 data's fingerprint) or changes nothing of what is computed but, at most, its last bits."""
 
@@ -107,7 +111,7 @@ def why_not(card: RunCard) -> str | None:
     """Why the card's loss cannot be averaged with others."""
     if not card.finished:
         return f"not finished: {card.steps_done:,} of {card.steps:,} steps; --resume it"
-    if card.val_loss is None:
+    if card.val_loss is None or not math.isfinite(card.val_loss):
         return "its last loss is not finite; it diverged, so the mean of the others flatters the recipe"
     if (last := validations(card).get(card.steps)) is None or last.loss != card.val_loss:
         return "its card contradicts itself: the last row of its losses is not its final loss"
@@ -125,10 +129,15 @@ def validations(card: RunCard) -> dict[int, Validation]:
     found = {}
     for row in card.losses:
         named = dict(zip(LOSS_COLUMNS, row, strict=False))
-        step, loss, train_s = named.get("step"), named.get("val_loss"), named.get("train_s")
+        step, loss, train_s = (_finite(named.get(name)) for name in ("step", "val_loss", "train_s"))
         if step is not None and loss is not None and train_s is not None:
             found[int(step)] = Validation(loss=loss, train_s=train_s)
     return found
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no infinity, but 1e999 reads as one."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def grouped(

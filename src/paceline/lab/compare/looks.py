@@ -50,7 +50,7 @@ class Question:
         told = []
         if planned is not None and planned != self.planned:
             was = "no number was" if self.planned is None else f"{self.planned} were"
-            told.append(f"--planned {planned} comes too late: {was} planned at the first look, and that counts")
+            told.append(f"a plan of {planned} runs comes too late: {was} planned at the first look, and that counts")
         if n < max(self.counts):
             told.append(f"{max(self.counts)} runs were looked at before, now {n}: leaving runs out afterwards biases p")
         if self.early:

@@ -1,7 +1,6 @@
 """Comparison and board for a person: the same values as their JSON."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +13,7 @@ from paceline.report.facts import number
 
 
 def show_comparison(comparison: Comparison) -> None:
-    console = Console()
+    console = _console()
     console.print(_groups(comparison))
     if comparison.target_loss is not None:
         console.print()
@@ -29,7 +28,7 @@ def show_comparison(comparison: Comparison) -> None:
 
 
 def show_board(board: Board) -> None:
-    console = Console()
+    console = _console()
     _line(console, f"track {board.track}, target {board.target:g}, data {board.rules.data_fingerprint[:10]}")
     table = _table(
         ">#", ">train time", "standing", ">step", ">loss", ">stdev", ">seeds", ">p", "recipe", "hardware", "code"
@@ -110,5 +109,10 @@ def _left_out(console: Console, title: str, items: Sequence[LeftOut]) -> None:
     console.print(table)
 
 
-def _line(console: Console, text: Any) -> None:
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
+def _line(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True)
+
+
+def _console() -> Console:
+    """One that prints names as they are: a card may say [bold]."""
+    return Console(markup=False, highlight=False)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from paceline.lab.compare.groups import Group
 from paceline.lab.compare.looks import Book, Question
 from paceline.lab.statistics import MOST_RUNS, Estimate, holm, mean_at_most, runs_needed, welch
+from paceline.metrics.card import RunCard
+from paceline.report.facts import setting
 
 RECORDS_LEVEL = 0.01
 PAIR_LEVEL = 0.05
@@ -60,8 +62,10 @@ def against(target: float, group: Group, stdev: float, question: Question) -> Ta
 def _words_of_target(passes: bool, gap: float, more: int | None) -> str:
     if passes:
         return "at most the target, by the records' rule (p < 0.01)"
-    if more is None:
+    if gap <= 0:
         return f"the mean lies {-gap:.4f} above the target; more runs would not bring it below"
+    if more is None:
+        return "too close to the target to be shown"
     return f"not shown; about {more} more runs, if mean and spread stay"
 
 
@@ -90,9 +94,16 @@ def _incomparable(a: Group, b: Group) -> str | None:
         return f"other data (fingerprints {one.data_fingerprint[:10]} and {other.data_fingerprint[:10]})"
     if one.track != other.track:
         return f"other tracks ({one.track or 'none'} and {other.track or 'none'})"
+    if (parts := [_validated_on(card) for card in (one, other)])[0] != parts[1]:
+        return f"validated on other tokens ({parts[0]} and {parts[1]})"
     if a.stdev is None or b.stdev is None:
         return "a group of one seed shows no spread"
     return None
+
+
+def _validated_on(card: RunCard) -> str:
+    stated = [setting(change.after) for change in card.diff if change.field == "evaluate.tokens"]
+    return stated[0] if stated else "as many as the preset says"
 
 
 def _pair(
@@ -109,6 +120,8 @@ def _pair(
         needed = runs_needed(spread, estimate.mean, alpha=level / question.factor, test="welch")
         more = None if needed >= MOST_RUNS else max(1, needed - min(len(a.runs), len(b.runs)))
     remarks = question.remarks(estimate.n, planned)
+    if min(len(a.runs), len(b.runs)) == 2:
+        remarks.append("with 2 runs in a group the interval is rough: it covers 90 to 98 % instead of 95")
     if a.first.steps != b.first.steps:
         remarks.append(f"{a.first.steps:,} steps against {b.first.steps:,}: the recipes differ in length, too")
     if a.first.device != b.first.device:
