@@ -14,7 +14,7 @@ from paceline.core.environment import CodeVersion
 from paceline.core.errors import RunError
 from paceline.lab.compare.compare import Comparison, compare
 from paceline.lab.compare.looks import LOOKS_FILE, Question
-from paceline.lab.statistics import mean_at_most, welch
+from paceline.lab.statistics import mean_at_most, paired, welch
 from paceline.metrics.card import FieldChange
 
 LOW, HIGH = [3.270, 3.272, 3.271, 3.269], [3.290, 3.293, 3.291, 3.292]
@@ -53,6 +53,7 @@ def test_the_records_rule_and_welchs_test_give_the_verdicts(runs: Path) -> None:
     assert pair.difference == welch(LOW, HIGH)
     assert pair.differs
     assert pair.words == "A is better than B by 0.0210"
+    assert pair.by_seed == paired(LOW, HIGH)
 
 
 def test_a_close_call_says_how_many_more_runs_would_settle_it(runs: Path) -> None:
@@ -139,6 +140,7 @@ def test_steps_and_devices_split_groups_and_are_said(runs: Path) -> None:
 
 def test_two_runs_against_others_are_tested_with_a_warning(runs: Path) -> None:
     (pair,) = compare([*write_group(runs, "a", LOW[:2]), *write_group(runs, "b", HIGH, softcap=30.0)]).pairs
+    assert pair.by_seed is None
     assert any("the interval is rough" in remark for remark in pair.remarks)
 
 
