@@ -38,6 +38,7 @@ VERBS = {
     "plan": Verb("foretell a run's time, memory and cost", "commands.plan:plan"),
     "ledger": Verb("which founding claims hold", "commands.ledger:ledger"),
     "report": Verb("one page about one or more runs", "commands.report:report"),
+    "watch": Verb("the same page, live, for runs in progress", "commands.watch:watch"),
     "verify": Verb("check every hash of a run, a checkpoint or data", "commands.verify:verify"),
     "doctor": Verb("what this machine can do", "commands.doctor:doctor"),
 }

@@ -2,56 +2,30 @@
 the network for nothing. Pages are opened once per kind, since each holds 4.8 MB of plotly.js."""
 
 import json
-import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.lab import statistics
 from paceline.report.page import write_report
 from report.ablation_on_disk import write_ablation
+from report.browser import Opened, needs_chromium, opened, playwright, started
 from report.runs_on_disk import write_run
 
-CHROMIUM = shutil.which("chromium")
-ARGUMENTS = [
-    "--headless", "--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--no-first-run",
-]  # fmt: skip
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: apt-get install chromium)")
-
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-
-@dataclass
-class Opened:
-    """A page and everything it complained about or asked for."""
-
-    page: "playwright.Page"
-    complaints: list[str] = field(default_factory=list)
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator["playwright.Browser"]:
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield started
-        started.close()
+    with started() as browser:
+        yield browser
 
 
-def opened(browser: "playwright.Browser", path: Path, *, width: int = 1200, scheme: str = "light") -> Opened:
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    result = Opened(context.new_page())
-    page = result.page
-    page.on("console", lambda message: result.complaints.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: result.complaints.append(str(error)))
-    page.on("dialog", lambda dialog: (result.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-    own = path.resolve().as_uri()
-    page.on("request", lambda request: request.url == own or result.complaints.append(f"request: {request.url}"))
-    page.goto(own)
-    page.wait_for_selector("#loss .main-svg")
+def opened_file(browser: "playwright.Browser", path: Path, **options: Any) -> Opened:
+    result = opened(browser, path.resolve().as_uri(), **options)
+    result.page.wait_for_selector("#loss .main-svg")
     return result
 
 
@@ -59,7 +33,7 @@ def opened(browser: "playwright.Browser", path: Path, *, width: int = 1200, sche
 def one(browser: "playwright.Browser", tmp_path_factory: pytest.TempPathFactory) -> Opened:
     folder = tmp_path_factory.mktemp("one")
     write_report([write_run(folder / "run")], folder / "page.html")
-    return opened(browser, folder / "page.html")
+    return opened_file(browser, folder / "page.html")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +47,7 @@ def phone(browser: "playwright.Browser", tmp_path_factory: pytest.TempPathFactor
         for index, name in enumerate(names)
     ]
     write_report(runs, folder / "page.html", statistics=statistics)
-    return opened(browser, folder / "page.html", width=390, scheme="dark")
+    return opened_file(browser, folder / "page.html", width=390, scheme="dark")
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +58,7 @@ def ablated(browser: "playwright.Browser", tmp_path_factory: pytest.TempPathFact
     known = {"preset": "demo", "scale": "1", "hardware": {"cpu": "A processor"}, "step_s": 0.2, "peak_gib": None}
     bench.write_text(json.dumps({**known, "profiled_step_s": 0.21, "shares": shares}))
     write_report([write_ablation(folder)], folder / "page.html", benches=[bench], statistics=statistics)
-    return opened(browser, folder / "page.html")
+    return opened_file(browser, folder / "page.html")
 
 
 def chart_text(page: "playwright.Page") -> str:
@@ -215,7 +189,7 @@ def test_everything_fits_on_paper(ablated: Opened) -> None:
     assert page.evaluate(f"Math.max(...{ends}) - document.body.getBoundingClientRect().left") <= 718
     page.emulate_media(media="screen")
     page.evaluate("dispatchEvent(new Event('afterprint'))")
-    page.wait_for_function("document.querySelector('#loss .main-svg').clientWidth > 800")
+    page.wait_for_function("() => document.querySelector('#loss .main-svg').clientWidth > 800")
 
 
 @pytest.mark.parametrize("which", ["one", "phone", "ablated"])

@@ -33,6 +33,11 @@ class Curves:
     steps: Columns
     evals: Columns
 
+    @classmethod
+    def none(cls) -> "Curves":
+        """Of a run that has only begun."""
+        return cls(_columns([], STEP_FIELDS), _columns([], EVAL_FIELDS))
+
 
 class MetricsFile:
     """Gives the curves of one file as they stand; at a second reading only what is new is parsed.
@@ -46,7 +51,7 @@ class MetricsFile:
 
     def _forget(self) -> None:
         self._position, self._last_line, self._num_lines = 0, b"", 0
-        self._curves = Curves(_columns([], STEP_FIELDS), _columns([], EVAL_FIELDS))
+        self._curves = Curves.none()
 
     def read(self) -> Curves:
         if lines := self._new_lines():

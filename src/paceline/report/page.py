@@ -23,6 +23,11 @@ from paceline.report.sections.settings import configuration, environment
 from paceline.report.subject import Subject, load_subject
 from paceline.report.words import Statistics
 
+PARTS = (
+    "about", "results", "ablation", "curves", "validations", "schedule", "cost", "samples", "configuration",
+    "environment",
+)  # fmt: skip
+"""Names of the sections, in their order."""
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
@@ -38,20 +43,20 @@ def write_report(
 
 
 def sections_of(subject: Subject, statistics: Statistics | None, title: str | None = None) -> dict[str, Markup]:
-    """The parts of the page in their order, by name."""
-    parts = {
-        "about": about(subject, title or subject.title),
-        "results": results(subject, statistics),
-        "ablation": ablations(subject.ablations),
-        "curves": loss(subject),
-        "validations": validations(subject),
-        "schedule": schedule(subject),
-        "cost": cost(subject),
-        "samples": samples(subject.runs),
-        "configuration": configuration(subject),
-        "environment": environment(subject),
-    }
-    return {name: join(nodes) for name, nodes in parts.items()}
+    """The parts of the page by name."""
+    contents = (
+        about(subject, title or subject.title),
+        results(subject, statistics),
+        ablations(subject.ablations),
+        loss(subject),
+        validations(subject),
+        schedule(subject),
+        cost(subject),
+        samples(subject.runs),
+        configuration(subject),
+        environment(subject),
+    )
+    return {name: join(nodes) for name, nodes in zip(PARTS, contents, strict=True)}
 
 
 def render(title: str, sections: dict[str, Markup], data: str, *, policy: str = POLICY, scripts: str = "") -> str:

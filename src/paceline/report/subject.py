@@ -19,6 +19,8 @@ class Subject:
     """A sentence for each thing that was given and could not be read."""
     ablations: Sequence[Ablation] = ()
     benches: Sequence[Bench] = ()
+    notes: Sequence[str] = ()
+    """What the live page has to say about the folder."""
 
     @cached_property
     def groups(self) -> list[Group]:

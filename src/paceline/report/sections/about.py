@@ -13,8 +13,12 @@ def about(subject: Subject, title: str) -> list[Node]:
         element("header", element("h1", title), *(_about_run(run) for run in subject.runs if subject.only)),
         None if subject.only else element("p", _about_many(subject), class_="quiet"),
         _listed(subject.left_out, "Left out, because it cannot be read"),
-        _listed([*remarks(subject), *_notes(subject.runs)], "Before reading on") if not subject.only else None,
+        _listed([*subject.notes, *_of_several(subject)], "Before reading on"),
     ]
+
+
+def _of_several(subject: Subject) -> list[str]:
+    return [] if subject.only else [*remarks(subject), *_notes(subject.runs)]
 
 
 def _about_run(run: Run) -> Markup:
