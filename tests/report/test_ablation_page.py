@@ -11,7 +11,7 @@ from paceline.lab import statistics
 from paceline.report import page
 from paceline.report.charts import chart_data
 from paceline.report.subject import load_subject
-from report.ablation_on_disk import EFFECTS, WATERFALL, write_ablation
+from report.ablation_on_disk import EFFECTS, WATERFALL, effect, write_ablation
 from report.runs_on_disk import write_run
 
 
@@ -53,7 +53,7 @@ def test_effects_have_their_intervals_and_what_is_indicative_says_so(folder: Pat
     [
         ({"format": 2}, "has format 2"),
         ({"waterfall": "none"}, "waterfall"),
-        ({"surprise": 1}, "surprise"),
+        ({"effects": [{"technique": 3}]}, "effects"),
         ({"arms": [{"name": "full", "kind": "full", "runs": ["../elsewhere"]}]}, "not the name of a folder beside it"),
     ],
 )
@@ -69,6 +69,24 @@ def test_a_damaged_ablation_is_said_beside_the_runs_that_are_well(
     subject = load_subject([broken, write_run(tmp_path / "run", steps=20)])
     assert len(subject.runs) == 1
     assert said in subject.left_out[0]
+
+
+def test_one_seed_and_missing_arms_are_said_and_what_the_lab_keeps_for_itself_is_left_alone(tmp_path: Path) -> None:
+    folder = write_ablation(
+        tmp_path,
+        effects=[effect("softcap", "Softcap 15", "leave-one-out", -0.03, 0.0, n=1, loss={"mean": -0.03})],
+        waterfall=[],
+        left_out=[{"arm": "no-segments", "why": "acts on a GPU only"}],
+        not_counted=[{"run": "full-3", "why": "is not finished"}],
+        surprise=1,
+    )
+    page.write_report([folder], tmp_path / "page.html", statistics=statistics)
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    for expected in (
+        "one seed only", "One of the two presets has no finished run", "no-segments acts on a GPU only.",
+        "Not counted: full-3: is not finished.",
+    ):  # fmt: skip
+        assert expected in text, expected
 
 
 def test_a_run_missing_from_an_arm_is_said(tmp_path: Path) -> None:

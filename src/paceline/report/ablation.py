@@ -1,12 +1,13 @@
 """What an ablation leaves in its folder: `ablation.json`, beside the folders of its runs. No torch.
 
-The file is written by the lab; a page only shows it. Reading is strict, so that a file of another version is said to be
-one instead of being shown in part.
+The file is written by the lab; a page only shows it, and leaves alone what the lab keeps there for itself. A file of
+another format, or with something else where a number should be, is said to be one instead of being shown in part.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from paceline.core.errors import ConfigError, RunError
 from paceline.core.files import is_plain_name
@@ -31,10 +32,11 @@ class Estimated:
     """With the technique minus without it: mean over paired seeds, 95 % interval, p-values alone and after Holm."""
 
     mean: float
-    low: float
-    high: float
-    p: float
-    p_holm: float
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    p_holm: float | None = None
+    """None: one seed has no interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,22 @@ class Exchange:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A part of the difference that has no arm."""
+
+    arm: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotCounted:
+    """A run that is in no mean."""
+
+    run: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ablation:
     format: int = ABLATION_FORMAT
     preset: str
@@ -83,8 +101,11 @@ class Ablation:
     hardware: str
     made: str
     arms: tuple[Arm, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    not_counted: tuple[NotCounted, ...] = ()
     effects: tuple[Effect, ...]
     waterfall: tuple[Bar, ...]
+    """Empty while one of the two presets has no run."""
     exchange: Exchange | None = None
 
 
@@ -100,13 +121,26 @@ def read_ablation(folder: Path) -> Ablation:
         found = values.get("format") if isinstance(values, dict) else None
         if found != ABLATION_FORMAT:
             raise RunError(f"{path}: has format {found!r}, this version reads {ABLATION_FORMAT}; ablate again")
-        ablation = from_dict(Ablation, values)
+        ablation = from_dict(Ablation, _known(values))
     except ConfigError as error:
         place = "" if str(error).startswith(str(path)) else f"{path}: "
         raise RunError(f"{place}{error}") from None
     if odd := [name for arm in ablation.arms for name in arm.runs if not is_plain_name(name)]:
         raise RunError(f"{path}: the run {odd[0]!r} is not the name of a folder beside it; the file is damaged")
     return ablation
+
+
+def _known(values: dict[str, Any]) -> dict[str, Any]:
+    """Without the keys that are not shown."""
+    known: dict[str, Any] = _only(Ablation, values)
+    lists = {name: values[name] for name in ("arms", "effects") if isinstance(values.get(name), list)}
+    kinds = {"arms": Arm, "effects": Effect}
+    return known | {name: [_only(kinds[name], one) for one in found] for name, found in lists.items()}
+
+
+def _only(kind: type, values: Any) -> Any:
+    names = {field.name for field in dataclasses.fields(kind)}
+    return {name: value for name, value in values.items() if name in names} if isinstance(values, dict) else values
 
 
 def places_of(ablation: Ablation, folder: Path) -> list[Place]:

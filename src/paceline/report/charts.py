@@ -1,5 +1,6 @@
 """The numbers behind the page's charts, as JSON for its script. How they are drawn is in assets/report.js."""
 
+import functools
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -53,11 +54,15 @@ def loss_points(lines: int) -> int:
 
 
 def _run(run: Run, group: int, points: int, *, raw: bool) -> dict[str, Any]:
+    return {"label": run.label, "group": group, **_curves(run, points, raw)}
+
+
+@functools.lru_cache(maxsize=64)
+def _curves(run: Run, points: int, raw: bool) -> dict[str, Any]:
+    """Kept for the live page, where of many runs one or two have changed since the last look."""
     steps, evals = run.curves.steps, run.curves.evals
     chosen = kept(steps["train_loss"] if raw else run.smooth_loss, points)
     return {
-        "label": run.label,
-        "group": group,
         "x": _positions({name: steps[name][chosen] for name in AXES.values()}),
         "smooth": _rounded(run.smooth_loss[chosen]),
         "loss": _rounded(steps["train_loss"][chosen]) if raw else None,

@@ -24,7 +24,7 @@ from paceline.report.subject import Subject, load_subject
 from paceline.report.words import Statistics
 
 PARTS = (
-    "about", "results", "ablation", "curves", "validations", "schedule", "cost", "samples", "configuration",
+    "about", "ablation", "results", "curves", "validations", "schedule", "cost", "samples", "configuration",
     "environment",
 )  # fmt: skip
 """Names of the sections, in their order."""
@@ -46,8 +46,8 @@ def sections_of(subject: Subject, statistics: Statistics | None, title: str | No
     """The parts of the page by name."""
     contents = (
         about(subject, title or subject.title),
-        results(subject, statistics),
         ablations(subject.ablations),
+        results(subject, statistics),
         loss(subject),
         validations(subject),
         schedule(subject),

@@ -7,8 +7,9 @@ may send a browser here under a name of its own, so requests that ask for anothe
 """
 
 import contextlib
-import hashlib
+import itertools
 import json
+import secrets
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -43,6 +44,7 @@ class LivePage:
         self._folder = folder
         self._statistics = statistics
         self._lock = threading.Lock()
+        self._launch, self._numbers = secrets.token_hex(4), itertools.count()
         self._seen: object = None
         self._state: tuple[str, bytes] = ("", b"")
 
@@ -61,9 +63,9 @@ class LivePage:
         with self._lock:
             subject, seen = self._folder.look()
             if seen != self._seen:
-                content = {"sections": self._sections(subject), "data": chart_data(subject)}
-                name = hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
-                self._seen, self._state = seen, (name, json.dumps({"name": name, **content}).encode())
+                name = f"{self._launch}-{next(self._numbers)}"
+                state = {"name": name, "sections": self._sections(subject), "data": chart_data(subject)}
+                self._seen, self._state = seen, (name, json.dumps(state).encode())
             return self._state
 
     def _sections(self, subject: Subject) -> dict[str, Markup]:

@@ -43,12 +43,14 @@ def mean_loss(group: Group, statistics: Statistics) -> Estimate | None:
 
 
 def sentences(groups: Sequence[Group], statistics: Statistics) -> list[str]:
-    """Means, then comparisons with the first group, then what has no interval."""
+    """Means, then comparisons with the first group, then what has no interval. Of an ablation's arms nothing: the
+    ablation pairs their seeds and has sentences of its own."""
+    groups = [group for group in groups if group.runs[0].arm is None]
     many = [group for group in groups if len(group.losses) > 1]
     alone = [group.label for group in groups if len(group.losses) == 1]
     none = [group.label for group in groups if not group.losses]
     said = [_mean(group, mean) for group in many if (mean := mean_loss(group, statistics))]
-    said += _comparisons([group for group in many if group.runs[0].arm is None], statistics)
+    said += _comparisons(many, statistics)
     if alone:
         said.append(f"One seed only, so no interval and no comparison: {some(alone)}.")
     if none:

@@ -174,9 +174,10 @@ const page = (() => {
     const id = `effects-${number}`;
     if (!byId(id)) return;
     const colors = effects.map((e) => color(e.noise ? "quiet" : e.mean < 0 ? "run-2" : "run-1"));
+    const between = (e) => (e.low === null ? "one seed only" : `${e.low.toFixed(4)} to ${e.high.toFixed(4)}`);
     const points = effects.map((e, i) => ({ mode: "markers", x: [e.mean], y: [i], marker: { size: 9, color: colors[i], symbol: e.kind === "add-one-in" ? "diamond" : "circle" },
-      error_x: { type: "data", symmetric: false, array: [e.high - e.mean], arrayminus: [e.mean - e.low], color: colors[i], thickness: 2, width: 5 },
-      hovertemplate: `${short(e.title)}, ${e.kind}: %{x:+.4f} (${e.low.toFixed(4)} to ${e.high.toFixed(4)})<extra></extra>` }));
+      error_x: { type: "data", symmetric: false, array: [(e.high ?? e.mean) - e.mean], arrayminus: [e.mean - (e.low ?? e.mean)], color: colors[i], thickness: 2, width: 5 },
+      hovertemplate: `${short(e.title)}, ${e.kind}: %{x:+.4f} (${between(e)})<extra></extra>` }));
     const zero = { type: "line", x0: 0, x1: 0, yref: "paper", y0: 0, y1: 1, line: { color: color("quiet"), width: 1 } };
     plotRows(id, effects.map((e) => `${e.title} (${e.kind})`), points, { title: "Change of the loss; left of 0 it helps", format: "+.3~f", shapes: [zero] });
   }

@@ -13,12 +13,9 @@ def about(subject: Subject, title: str) -> list[Node]:
         element("header", element("h1", title), *(_about_run(run) for run in subject.runs if subject.only)),
         None if subject.only else element("p", _about_many(subject), class_="quiet"),
         _listed(subject.left_out, "Left out, because it cannot be read"),
-        _listed([*subject.notes, *_of_several(subject)], "Before reading on"),
+        _listed([*subject.notes, *([] if subject.only else remarks(subject))], "Before reading on"),
+        None if subject.only else _notes(subject.runs),
     ]
-
-
-def _of_several(subject: Subject) -> list[str]:
-    return [] if subject.only else [*remarks(subject), *_notes(subject.runs)]
 
 
 def _about_run(run: Run) -> Markup:
@@ -39,15 +36,18 @@ def _about_many(subject: Subject) -> str:
     return f"{len(runs)} runs of {presets}; {alike}."
 
 
-def _notes(runs: Sequence[Run]) -> list[str]:
-    """Each note of a card once, with how many have it."""
+def _notes(runs: Sequence[Run]) -> Markup | None:
+    """Each note of a card once, with who has it."""
     notes = list(dict.fromkeys(note for run in runs for note in run.card.notes))
-    return [f"Note of {_owners(runs, note)}: {note.rstrip('.')}." for note in notes]
+    if not notes:
+        return None
+    items = [element("li", f"{_owners(runs, note)}: {note.rstrip('.')}.") for note in notes]
+    return element("details", element("summary", f"Notes on the cards ({len(notes)})"), element("ul", *items))
 
 
 def _owners(runs: Sequence[Run], note: str) -> str:
     owners = [run.label for run in runs if note in run.card.notes]
-    return f"all {len(runs)} runs" if len(owners) == len(runs) else some(owners)
+    return f"All {len(runs)} runs" if len(owners) == len(runs) else some(owners)
 
 
 def _listed(sentences: Sequence[str], title: str) -> Markup | None:

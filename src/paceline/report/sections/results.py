@@ -119,6 +119,5 @@ def named(index: int, label: str) -> Markup:
 
 
 def _words(subject: Subject, statistics: Statistics | None) -> list[Node]:
-    if statistics is None:
-        return []
-    return [element("h3", "In words"), *(element("p", said) for said in sentences(subject.groups, statistics))]
+    said = sentences(subject.groups, statistics) if statistics else []
+    return [element("h3", "In words"), *(element("p", sentence) for sentence in said)] if said else []
