@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from paceline.core.environment import CodeVersion
 from paceline.lab import statistics
-from paceline.report.groups import groups_of, training_band, validation_band
+from paceline.report.groups import training_band, validation_band
 from paceline.report.subject import Subject, load_subject
 from paceline.report.words import mean_loss, remarks, sentences
 from report.runs_on_disk import write_run
@@ -21,14 +22,9 @@ def subject_of(tmp_path: Path, *runs: dict[str, Any]) -> Subject:
     )
 
 
-def seeds(count: int, **others: Any) -> list[dict[str, Any]]:
+def seeds(count: int, base: float = 3.2, **others: Any) -> list[dict[str, Any]]:
     """Runs that differ in the seed, and in their losses by a hundredth."""
-    return [{"seed": seed, "floor": others.get("base", 3.2) + 0.01 * seed, **others_but_base(others)} for seed in
-            range(count)]  # fmt: skip
-
-
-def others_but_base(others: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in others.items() if name != "base"}
+    return [{"seed": seed, "floor": base + 0.01 * seed, **others} for seed in range(count)]
 
 
 def test_seeds_of_one_configuration_are_one_group(tmp_path: Path) -> None:
@@ -93,8 +89,11 @@ def test_groups_of_different_data_are_not_compared(tmp_path: Path) -> None:
     assert "Runs of different data (6f0c2b1d, other): their losses are not comparable." in remarks(subject)
 
 
-def test_the_same_seed_twice_and_different_code_are_said(tmp_path: Path) -> None:
-    first, second = subject_of(tmp_path / "a", {}).runs + subject_of(tmp_path / "b", {"ranks": 1}).runs
-    assert groups_of([first, second])[0].seeds == [0, 0]
-    said = " ".join(remarks(Subject(runs=[first, second])))
-    assert "seed 0 was run more than once" in said
+def test_a_seed_counts_once_and_different_code_is_said(tmp_path: Path) -> None:
+    other = CodeVersion(version="0.1.0", commit="f" * 40, dirty=False)
+    subject = subject_of(tmp_path, {}, {"floor": 9.0}, {"seed": 1, "code_version": other})
+    [group] = subject.groups
+    assert group.seeds == [0, 1]
+    assert max(group.losses) < 9
+    assert "Another run of a seed that counts already, and in no mean: run-1." in remarks(subject)
+    assert "demo: runs of different code versions (0123456789, ffffffffff)." in remarks(subject)

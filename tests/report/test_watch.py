@@ -128,12 +128,13 @@ def test_nothing_outside_the_folder_is_read_and_no_pipe_is_waited_for(tmp_path: 
         (root / "half").mkdir(exist_ok=True)
         shutil.copy(outside / name, root / "half" / name)
     os.mkfifo(root / "half" / "metrics.jsonl")
+    (root / "alias").symlink_to(root / "inside")
     for name, linked in (("borrowed", "card.json"), ("copied", "config.json")):
         (root / name).mkdir()
         (root / name / linked).symlink_to(outside / linked)
     shutil.copy(outside / "card.json", root / "copied" / "card.json")
     subject, _ = RunsFolder(root, newest=9).look()
-    assert [run.folder.name for run in subject.runs] == ["half", "inside"]
+    assert [run.folder.name for run in subject.runs] == ["alias", "half", "inside"]
     assert len(subject.left_out) == 1
     assert "copied/config.json: is not there, or leads out" in subject.left_out[0]
 
@@ -247,3 +248,12 @@ def test_mistakes_of_the_command_are_one_line(
     told = capsys.readouterr().err
     assert said in told
     assert told.count("\n") == 1
+
+
+def test_without_plotly_it_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise UserError("the report page needs plotly")
+
+    monkeypatch.setattr(page, "_plotly_js", missing)
+    with pytest.raises(UserError, match="needs plotly"):
+        make_server(tmp_path, port=0, newest=9, statistics=None)

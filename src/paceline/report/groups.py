@@ -12,8 +12,12 @@ from paceline.report.curves import Column, Columns
 from paceline.report.facts import setting
 from paceline.report.runs import Run
 
-BESIDE_THE_POINT = ("seed", "data.dir", "checkpoint.", "metrics.")
-"""Beginnings of fields that do not make another experiment. Data count by their fingerprint, not by their folder."""
+BESIDE_THE_POINT = (
+    "seed", "data.dir", "evaluate.every", "checkpoint.", "metrics.", "train.stop_after", "train.threads",
+    "train.memory_limit_gib",
+)  # fmt: skip
+"""Beginnings of fields that do not make another experiment, as `paceline compare` has them, too. Data count by their
+fingerprint, not by their folder."""
 SHOWN_CHANGES = 3
 """Settings that a group's label may name; the table of differences has all of them."""
 
@@ -26,9 +30,17 @@ class Group:
 
     @property
     def judged(self) -> tuple[Run, ...]:
-        """The runs that a mean is taken of: those that are finished and have a loss. An unfinished one would lie too
-        high, and one that diverged has no number."""
-        return tuple(run for run in self.runs if run.card.finished and run.card.val_loss is not None)
+        """The runs that a mean is taken of: those that are finished and have a loss, the first of each seed. An
+        unfinished one would lie too high, one that diverged has no number, and a seed's second run is no new sample."""
+        well = [run for run in self.runs if run.card.finished and run.card.val_loss is not None]
+        return tuple({run.card.seed: run for run in reversed(well)}.values())[::-1]
+
+    @property
+    def repeats(self) -> tuple[Run, ...]:
+        """Further runs of a seed that counts already."""
+        return tuple(
+            run for run in self.runs if run.card.seed in self.seeds and run.card.finished and run not in self.judged
+        )
 
     @property
     def losses(self) -> list[float]:

@@ -71,8 +71,8 @@ class RunsFolder:
     def _ablations(self) -> tuple[list[Ablation], list[str]]:
         """Those that are done. The file is small and comes last, so it is read anew at every look."""
         found, damaged = [], []
-        for folder in (self.root, *sorted(_folders(self.root))):
-            if _look_at(self.root, folder / ABLATION_FILE) is None:
+        for folder in (self.root, *sorted(_folders(self.root, self.root))):
+            if _look_at(folder / ABLATION_FILE, self.root) is None:
                 continue
             try:
                 found.append(read_ablation(folder))
@@ -116,27 +116,37 @@ class RunsFolder:
 
 def _run_folders(root: Path) -> Iterator[tuple[Path, Signature]]:
     """The folder itself, its folders and theirs (an ablation's runs), where there is a card and nothing leads out."""
-    for folder in (root, *_folders(root), *(inner for outer in _folders(root) for inner in _folders(outer))):
-        signature = _signature(root, folder)
+    outer = _folders(root, root)
+    for folder in (root, *outer, *(inner for one in outer for inner in _folders(one, root))):
+        signature = tuple(_look_at(folder / name, root) for name in FILES)
         if signature[0] is not None:
             yield folder, signature
 
 
-def _folders(folder: Path) -> list[Path]:
+def _folders(folder: Path, root: Path) -> list[Path]:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        return [Path(entry.path) for entry in entries if os.path.isdir(entry.path)]  # an odd link is just no folder
+        return [Path(entry.path) for entry in entries if _is_folder(entry, root)]
     return []
 
 
-def _signature(root: Path, folder: Path) -> Signature:
-    return tuple(_look_at(root, folder / name) for name in FILES)
+def _is_folder(entry: "os.DirEntry[str]", root: Path) -> bool:
+    if entry.is_symlink():
+        return os.path.isdir(entry.path) and _is_inside(entry.path, root)
+    return entry.is_dir()
 
 
-def _look_at(root: Path, path: Path) -> tuple[int, int] | None:
+def _is_inside(path: str | Path, root: Path) -> bool:
+    """Where a link leads to."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
+
+
+def _look_at(path: Path, root: Path) -> tuple[int, int] | None:
     """A pipe or a device under the name of a file could be waited for for ever, so only files count."""
-    with contextlib.suppress(OSError, RuntimeError):  # a link in a circle is a RuntimeError
-        found = path.stat()
-        if stat.S_ISREG(found.st_mode) and path.resolve().is_relative_to(root.resolve()):
+    with contextlib.suppress(OSError):
+        found = path.lstat()
+        if stat.S_ISLNK(found.st_mode) and _is_inside(path, root):
+            found = path.stat()
+        if stat.S_ISREG(found.st_mode):
             return found.st_mtime_ns, found.st_size
     return None
 

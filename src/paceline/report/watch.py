@@ -47,13 +47,11 @@ class LivePage:
         self._launch, self._numbers = secrets.token_hex(4), itertools.count()
         self._seen: object = None
         self._state: tuple[str, bytes] = ("", b"")
+        self.title = f"Runs in {folder.root}"
+        self.page = self._empty_page()
 
-    @property
-    def title(self) -> str:
-        return f"Runs in {self._folder.root}"
-
-    def page(self) -> bytes:
-        """Empty sections, which the first state fills."""
+    def _empty_page(self) -> bytes:
+        """Its sections are filled by the first state."""
         nothing = dict.fromkeys(PARTS, Markup(""))
         data = as_script(chart_data(Subject(runs=[])))
         return render(self.title, nothing, data, policy=LIVE_POLICY, scripts=asset("watch.js")).encode()
@@ -97,7 +95,7 @@ def _handler(live: LivePage) -> type[BaseHTTPRequestHandler]:
             if _host_of(self.headers.get("Host")) not in HOSTS:
                 self._answer(403, b"paceline watch answers to localhost only\n", "text/plain")
             elif path == "/":
-                self._answer(200, live.page(), "text/html; charset=utf-8")
+                self._answer(200, live.page, "text/html; charset=utf-8")
             elif path == "/state":
                 self._state(query)
             else:

@@ -1,7 +1,6 @@
 """The statistics of a page in sentences: how many runs, their mean, its interval, what differs beyond chance, and what
 was kept out of every mean."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -99,13 +98,14 @@ def remarks(subject: Subject) -> list[str]:
     runs = subject.runs
     unfinished = [f"{r.label} ({r.steps_done:,} of {r.card.steps:,} steps)" for r in runs if not r.card.finished]
     diverged = [run.label for run in runs if run.card.finished and run.card.val_loss is None]
+    repeated = [run.label for group in subject.groups for run in group.repeats]
     said = [
         f"Unfinished and in no mean: {some(unfinished)}." if unfinished and not subject.only else None,
         f"Without a last loss that is a number, and in no mean: {some(diverged)}." if diverged else None,
+        f"Another run of a seed that counts already, and in no mean: {some(repeated)}." if repeated else None,
         _several("tracks", "their losses are not comparable", (run.card.track or "none" for run in runs)),
         _several("data", "their losses are not comparable", (run.card.data_fingerprint[:8] for run in runs)),
         _several("hardware", "their times are not comparable", (run.hardware for run in runs)),
-        *map(_repeated_seeds, subject.groups),
         *map(_code_versions, subject.groups),
     ]
     return [sentence for sentence in said if sentence is not None]
@@ -114,13 +114,6 @@ def remarks(subject: Subject) -> list[str]:
 def _several(what: str, so: str, values: Iterable[str]) -> str | None:
     different = list(dict.fromkeys(values))
     return f"Runs of different {what} ({some(different)}): {so}." if len(different) > 1 else None
-
-
-def _repeated_seeds(group: Group) -> str | None:
-    often = [f"{seed}" for seed, count in Counter(group.seeds).items() if count > 1]
-    if not often:
-        return None
-    return f"{group.label}: seed {some(often)} was run more than once; repeats of a seed are not independent."
 
 
 def _code_versions(group: Group) -> str | None:

@@ -138,7 +138,7 @@ const page = (() => {
   }
   function drawParts(id, labels, parts, values, title) {
     if (!byId(id)) return;
-    plotRows(id, labels, parts.map((part, k) => ({ type: "bar", orientation: "h", name: part, y: labels.map((_, i) => i),
+    plotRows(id, labels, parts.map(short).map((part, k) => ({ type: "bar", orientation: "h", name: part, y: labels.map((_, i) => i),
       x: values.map((row) => row[k]), marker: { color: runColor(k) }, hovertemplate: `${part}: %{x:.4g}<extra></extra>` })), { title, legend: parts.length > 1 });
   }
   function drawCosts() {
