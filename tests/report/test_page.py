@@ -238,3 +238,12 @@ def test_a_report_needs_no_torch(tmp_path: Path) -> None:
         "import sys; from paceline.commands.report import report;report(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(run)], check=False).returncode == 0
+
+
+def test_the_commands_import_neither_plotly_nor_scipy_before_they_are_used() -> None:
+    code = (
+        "import sys, paceline.commands.report, paceline.commands.watch, paceline.report.watch\n"
+        "from paceline.lab import statistics\n"
+        "sys.exit(bool({'plotly', 'scipy', 'torch'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -58,7 +58,7 @@ def test_runs_appear_grow_and_go(tmp_path: Path) -> None:
     shutil.rmtree(root / "b")
     subject, _ = folder.look()
     assert labels(subject) == ["a"]
-    assert subject.notes == ["b was deleted."]
+    assert subject.notes == ["Deleted: b."]
     make(root, "b")
     assert folder.look()[0].notes == []
     shutil.rmtree(root)
@@ -98,7 +98,7 @@ def test_a_killed_run_is_called_quiet_after_a_minute_and_a_finished_one_never(tm
     now = time.time()
     assert RunsFolder(tmp_path, newest=9, clock=lambda: now + 50).look()[0].notes == []
     [note] = RunsFolder(tmp_path, newest=9, clock=lambda: now + 300).look()[0].notes
-    assert note.startswith("killed: nothing new for 5 min")
+    assert note.startswith("killed: nothing new for 5m00s")
 
 
 def test_the_newest_runs_are_shown_and_the_rest_is_counted(tmp_path: Path) -> None:

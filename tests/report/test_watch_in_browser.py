@@ -3,6 +3,7 @@ nothing."""
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -79,6 +80,16 @@ def test_a_folder_appears_and_a_new_step_is_seen_within_two_seconds(watched: Ope
     assert sorted(seen_s)[-2] < 2.0, seen_s  # one may be late on a machine that does something else
 
 
+def test_a_run_in_progress_is_a_line_beside_the_mean_of_those_that_are_finished(watched: Opened, runs: Path) -> None:
+    for seed in (1, 2):
+        write_run(runs / f"done-{seed}", name=f"done-{seed}", seed=seed, steps=60)
+    metrics = write_run(runs / "going", name="going", seed=3, steps=60, done=20) / "metrics.jsonl"
+    ends = "() => document.getElementById('loss')?.data.filter((t) => t.name === 'going').map((t) => t.x.at(-1))[0]"
+    watched.page.wait_for_function(f"{ends} === 20")
+    step = add_step(metrics)
+    watched.page.wait_for_function(f"{ends} === {step}")
+
+
 def test_what_the_reader_chose_stays_when_something_changes(watched: Opened, runs: Path) -> None:
     page = watched.page
     for number, name in enumerate(("red", "green")):
@@ -104,7 +115,7 @@ def test_a_run_that_is_deleted_or_damaged_is_named_and_the_others_go_on(watched:
     page.get_by_role("checkbox", name="deleted").wait_for()
     page.get_by_role("checkbox", name="damaged").wait_for()
     shutil.rmtree(runs / "deleted")
-    page.get_by_text("deleted was deleted.").wait_for()
+    page.get_by_text(re.compile(r"Deleted: .*deleted")).wait_for()
     with open(runs / "damaged" / "metrics.jsonl", "a") as file:
         file.write("{]\n")
     page.get_by_text("damaged/metrics.jsonl, line").wait_for()

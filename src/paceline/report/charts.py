@@ -10,7 +10,7 @@ from paceline.core.schema import to_dict
 from paceline.report.ablation import Ablation
 from paceline.report.costs import MOST_BARS, PARTS, wall_parts
 from paceline.report.curves import MEMORY_FIELD, Column, Columns
-from paceline.report.groups import Band, Group, rate, training_band, validation_band
+from paceline.report.groups import Band, Group, drawn_together, rate, training_band, validation_band
 from paceline.report.runs import Run
 from paceline.report.subject import Subject
 from paceline.report.thinning import kept
@@ -31,9 +31,18 @@ def chart_data(subject: Subject) -> dict[str, Any]:
     """All that the script draws."""
     points = loss_points(len(subject.runs))
     group_of = {id(run): number for number, group in enumerate(subject.groups) for run in group.runs}
+    in_mean = {id(run) for group in subject.groups for run in drawn_together(group)}
     raw = len(subject.runs) <= RAW_RUNS
     return {
-        "runs": [_run(run, group_of[id(run)], points, raw=raw) for run in subject.runs],
+        "runs": [
+            {
+                "label": run.label,
+                "group": group_of[id(run)],
+                "in_mean": id(run) in in_mean,
+                **_curves(run, points, raw),
+            }
+            for run in subject.runs
+        ],
         "groups": [_group(group, points, len(subject.groups)) for group in subject.groups],
         "parts": list(PARTS),
         "most_bars": MOST_BARS,
@@ -51,10 +60,6 @@ def as_script(data: dict[str, Any]) -> str:
 def loss_points(lines: int) -> int:
     """Points of each of so many loss curves."""
     return max(FEWEST_POINTS, min(MOST_POINTS, ALL_POINTS // max(1, lines)))
-
-
-def _run(run: Run, group: int, points: int, *, raw: bool) -> dict[str, Any]:
-    return {"label": run.label, "group": group, **_curves(run, points, raw)}
 
 
 @functools.lru_cache(maxsize=64)

@@ -106,18 +106,18 @@ def _labels(members: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def training_band(group: Group) -> Band | None:
-    return _band([run.curves.steps | {"value": run.smooth_loss} for run in _drawn_together(group)])
+    return _band([run.curves.steps | {"value": run.smooth_loss} for run in drawn_together(group)])
 
 
 def validation_band(group: Group) -> Band | None:
-    return _band([run.curves.evals | {"value": run.curves.evals["val_loss"]} for run in _drawn_together(group)])
+    return _band([run.curves.evals | {"value": run.curves.evals["val_loss"]} for run in drawn_together(group)])
 
 
 def rate(group: Group) -> Band | None:
-    return _band([run.curves.steps | {"value": run.curves.steps["tokens_per_s"]} for run in _drawn_together(group)])
+    return _band([run.curves.steps | {"value": run.curves.steps["tokens_per_s"]} for run in drawn_together(group)])
 
 
-def _drawn_together(group: Group) -> Sequence[Run]:
+def drawn_together(group: Group) -> Sequence[Run]:
     """The finished runs; while none is, all, as far as the slowest has come."""
     return group.judged or group.runs
 

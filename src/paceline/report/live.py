@@ -16,12 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from paceline.core.errors import RunError
+from paceline.core.units import human_seconds
 from paceline.metrics.card import CARD_FILE
 from paceline.metrics.records import METRICS_FILE
 from paceline.report.ablation import ABLATION_FILE, Ablation, read_ablation
 from paceline.report.curves import Curves, MetricsFile
 from paceline.report.runs import CONFIG_FILE, Place, Run, load_run
 from paceline.report.subject import Subject
+from paceline.report.words import some
 
 FILES = (CARD_FILE, CONFIG_FILE, METRICS_FILE)
 QUIET_S, QUIET_STEPS = 60.0, 20
@@ -103,7 +105,7 @@ class RunsFolder:
     def _notes(self, shown: list[_Watched], num_found: int) -> list[str]:
         notes = [f"The {len(shown)} newest of {num_found} runs in the folder."] if num_found > len(shown) else []
         notes += [note for one in shown if one.run and (note := self._quiet(one.run, one.signature))]
-        return notes + [f"{name} was deleted." for name in self._gone]
+        return [*notes, f"Deleted: {some(self._gone[::-1])}."] if self._gone else notes
 
     def _quiet(self, run: Run, signature: Signature) -> str | None:
         """Of a run that should be writing."""
@@ -111,7 +113,8 @@ class RunsFolder:
         steps_s = np.diff(run.curves.steps["wall_s"][-QUIET_STEPS:])
         if run.card.finished or quiet_s < max(QUIET_S, QUIET_STEPS * float(steps_s.mean()) if len(steps_s) else 0.0):
             return None
-        return f"{run.label}: nothing new for {quiet_s / 60:.0f} min; it was stopped, killed, or hangs."
+        minutes_s = 60.0 * (quiet_s // 60)  # told by the minute, or the page would change every second
+        return f"{run.label}: nothing new for {human_seconds(minutes_s)}; it was stopped, killed, or hangs."
 
 
 def _run_folders(root: Path) -> Iterator[tuple[Path, Signature]]:

@@ -71,7 +71,8 @@ const page = (() => {
         error_y: { type: "data", symmetric: false, array: off(val.high), arrayminus: off(val.low), color: c, thickness: 1.5, width: 4 },
         marker: { color: color("panel"), size: 8, symbol: SYMBOLS[number % 6], line: { color: c, width: 2 } } });
     }
-    if (chosen.each) traces.push(...runs.flatMap((run) => runTraces(run, x, { alone: false, thin: true })));
+    const apart = runs.filter((run) => chosen.each || !run.in_mean); // a run in progress is seen beside the mean
+    traces.push(...apart.flatMap((run) => runTraces(run, x, { alone: false, thin: true })));
     return traces;
   }
   const isShown = (number) => !chosen.hidden.has(data.groups[number].label);
@@ -131,7 +132,8 @@ const page = (() => {
   }
   // Rows from top to bottom, by number, since two may have one name.
   function plotRows(id, labels, traces, { title, legend = false, format, ...rest }) {
-    byId(id).style.height = `${(legend ? 120 : 70) + 34 * labels.length}px`;
+    const legendRows = legend ? Math.ceil(traces.length / (isNarrow() ? 1 : 4)) : 0;
+    byId(id).style.height = `${70 + 24 * legendRows + 34 * labels.length}px`;
     const rows = { tickvals: labels.map((_, i) => i), ticktext: labels.map(short), range: [labels.length - 0.4, -0.6], fixedrange: true };
     plot(id, traces.map((trace) => ({ showlegend: legend, ...trace })), { hovermode: "closest", barmode: "stack", bargap: 0.35,
       xaxis: { title: { text: title }, tickformat: format, nticks: isNarrow() ? 4 : 8, ...rest.xaxis }, yaxis: rows, shapes: rest.shapes ?? [] });
@@ -193,7 +195,7 @@ const page = (() => {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 8, r: 12, t: 8, b: 8 },
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: text },
       hoverlabel: { bgcolor: color("panel"), bordercolor: color("line"), font: { color: text } },
-      legend: { orientation: "h", traceorder: "normal", x: 0, y: 1.02, yanchor: "bottom", font: { color: text, size: 12 } },
+      legend: { orientation: "h", traceorder: "normal", maxheight: 600, x: 0, y: 1.02, yanchor: "bottom", font: { color: text, size: 12 } },
       ...extra, xaxis: merge({ ...extra.xaxis, spikecolor: quiet, spikethickness: 1, spikedash: "dot" }), yaxis: merge(extra.yaxis),
     }, CONFIG);
   }

@@ -11,7 +11,7 @@ from paceline.report.words import remarks, some
 def about(subject: Subject, title: str) -> list[Node]:
     return [
         element("header", element("h1", title), *(_about_run(run) for run in subject.runs if subject.only)),
-        None if subject.only else element("p", _about_many(subject), class_="quiet"),
+        element("p", _about_many(subject), class_="quiet") if len(subject.runs) > 1 else None,
         _listed(subject.left_out, "Left out, because it cannot be read"),
         _listed([*subject.notes, *([] if subject.only else remarks(subject))], "Before reading on"),
         None if subject.only else _notes(subject.runs),
@@ -31,7 +31,7 @@ def _about_run(run: Run) -> Markup:
 
 def _about_many(subject: Subject) -> str:
     runs, groups = subject.runs, subject.groups
-    presets = some(list(dict.fromkeys(f"{run.card.preset}" for run in runs)))
+    presets = some(list(dict.fromkeys(run.card.preset for run in runs)))
     alike = f"{len(groups)} groups of like runs" if len(groups) > 1 else "all alike but for the seed"
     return f"{len(runs)} runs of {presets}; {alike}."
 

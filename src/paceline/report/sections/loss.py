@@ -50,7 +50,10 @@ def _how_drawn(subject: Subject) -> str:
     """What a line is: needed to read it rightly."""
     said = ["The training loss is smoothed; marks are validations."]
     if any(len(group.runs) > 1 for group in subject.groups):
-        said.append("Of a group its mean is drawn, with a band from the lowest to the highest of its finished runs.")
+        said.append(
+            "Of a group its mean is drawn, with a band from the lowest to the highest of its finished runs; a thin line "
+            "is a run that is not in the mean."
+        )
     if is_thinned(subject.runs):
         said.append(
             f"Long curves are thinned to {loss_points(len(subject.runs)):,} points: of each stretch the lowest and the "

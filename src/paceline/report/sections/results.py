@@ -23,15 +23,13 @@ CLOCKS = "Train time counts the steps only, after the free first ones; wall time
 def results(subject: Subject, statistics: Statistics | None) -> list[Node]:
     if subject.only:
         return [_figures(subject.only)]
-    if len(subject.groups) == len(subject.runs):
-        table: list[Node] = [_runs_table(subject)]
+    every = _runs_table(subject)
+    folded = element("details", element("summary", f"All {len(subject.runs)} runs"), every)
+    if len(subject.groups) < len(subject.runs):
+        tables: list[Node] = [_groups_table(subject.groups, statistics), folded]
     else:
-        rows = _runs_table(subject)
-        folded = element("details", element("summary", f"All {len(subject.runs)} runs"), rows)
-        table = [_groups_table(subject.groups, statistics), folded]
-    if len(subject.runs) > OPEN_RUNS and len(subject.groups) == len(subject.runs):
-        table = [element("details", element("summary", f"All {len(subject.runs)} runs"), *table)]
-    return [element("h2", "Results"), *table, element("p", CLOCKS, class_="quiet small"), *_words(subject, statistics)]
+        tables = [folded if len(subject.runs) > OPEN_RUNS else every]
+    return [element("h2", "Results"), *tables, element("p", CLOCKS, class_="quiet small"), *_words(subject, statistics)]
 
 
 def figures(run: Run) -> dict[str, tuple[str, str]]:
