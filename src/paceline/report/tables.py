@@ -1,8 +1,18 @@
-"""Tables that a phone can show: either each row becomes a block with its own labels, or the table scrolls in a box."""
+"""Tables that a phone can show: either each row becomes a block with its own labels, or the table scrolls in a box.
+And a box for lists that would otherwise be longer than the rest of the page."""
 
 from collections.abc import Iterable, Sequence
 
 from paceline.report.markup import Markup, Node, element
+
+OPEN_ROWS = 12
+"""A longer list is folded away."""
+
+
+def folded(title: str, nodes: Sequence[Node]) -> list[Node]:
+    """The nodes as they are if they are few, else behind one click."""
+    there: list[Node] = [node for node in nodes if node is not None]
+    return there if len(there) <= OPEN_ROWS else [element("details", element("summary", title), *there)]
 
 
 def stacked(headings: Sequence[str], rows: Iterable[tuple[Node, Sequence[Node]]], *, class_: str = "") -> Markup:

@@ -85,7 +85,7 @@ const page = (() => {
       const look = (xs, ys) => ys.forEach((y, i) => { if (y !== null && xs[i] >= from) { low = Math.min(low, y); high = Math.max(high, y); } });
       look(run.x.step, run.smooth);
       look(run.val.x.step, run.val.loss);
-      run.loss?.forEach((y) => { if (y !== null) low = Math.min(low, y); });
+      if (!data.groups[run.group].mean) run.loss?.forEach((y) => { if (y !== null) low = Math.min(low, y); });
     }
     if (!(high > low)) return undefined;
     const margin = 0.06 * (high - low);

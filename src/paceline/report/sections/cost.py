@@ -29,7 +29,7 @@ def _time(subject: Subject) -> list[Node]:
     return [
         element("h2", "Where the time went"),
         _chart("wall-time", "Wall time by part; the table below has the values"),
-        _folded(stacked(("Runs", *(part.capitalize() for part in PARTS), "Seconds of a step"), rows)),
+        _as_table(stacked(("Runs", *(part.capitalize() for part in PARTS), "Seconds of a step"), rows)),
         element("p", f"Compilation counts to the free first steps.{mean}{_cut(groups)}", class_="quiet small"),
     ]
 
@@ -52,7 +52,7 @@ def _memory(subject: Subject) -> list[Node]:
     return [
         element("h2", "Peak memory"),
         _chart("memory", "Peak memory; the table below has the values"),
-        _folded(stacked(("Runs", "Peak memory", "On"), rows)),
+        _as_table(stacked(("Runs", "Peak memory", "On"), rows)),
         element("p", what + _cut(subject.groups), class_="quiet small"),
     ]
 
@@ -90,5 +90,5 @@ def _chart(name: str, label: str) -> Markup:
     return element("div", element("div", id=name, class_="chart bars", role="img", aria_label=label), class_="panel")
 
 
-def _folded(table: Markup) -> Markup:
+def _as_table(table: Markup) -> Markup:
     return element("details", element("summary", "As a table"), table)

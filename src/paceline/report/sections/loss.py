@@ -11,7 +11,7 @@ from paceline.report.groups import Group
 from paceline.report.markup import Markup, Node, element
 from paceline.report.runs import Run
 from paceline.report.subject import Subject
-from paceline.report.tables import scrolling
+from paceline.report.tables import folded, scrolling
 
 TABS = {"step": "Steps", "tokens": "Tokens", "train": "Train time", "wall": "Wall time"}
 TABLED_SEEDS = 8
@@ -51,8 +51,8 @@ def _how_drawn(subject: Subject) -> str:
     said = ["The training loss is smoothed; marks are validations."]
     if any(len(group.runs) > 1 for group in subject.groups):
         said.append(
-            "Of a group its mean is drawn, with a band from the lowest to the highest of its finished runs; a thin line "
-            "is a run that is not in the mean."
+            "Of a group its mean is drawn, with a band from the lowest to the highest of its finished runs; thin lines "
+            "are runs that are not in the mean."
         )
     if is_thinned(subject.runs):
         said.append(
@@ -76,7 +76,7 @@ def _tabs() -> Markup:
 def validations(subject: Subject) -> list[Node]:
     if subject.only:
         return [_table_of_run(subject.only)]
-    return [_table_of_group(group) for group in subject.groups]
+    return folded("Validations as tables", [_table_of_group(group) for group in subject.groups])
 
 
 def _table_of_run(run: Run) -> Markup | None:
@@ -151,8 +151,8 @@ def samples(runs: Sequence[Run]) -> list[Node]:
         return []
     if len(runs) == 1:
         return [element("h2", "What the model wrote"), _sample(runs[0])]
-    folded = [element("details", element("summary", run.label), _sample(run)) for run in written]
-    return [element("h2", "What the models wrote"), *folded]
+    texts = [element("details", element("summary", run.label), _sample(run)) for run in written]
+    return [element("h2", "What the models wrote"), *folded(f"{len(written)} samples", texts)]
 
 
 def _sample(run: Run) -> Markup:

@@ -10,11 +10,9 @@ from paceline.report.groups import Group
 from paceline.report.markup import Markup, Node, element
 from paceline.report.runs import Run
 from paceline.report.subject import Subject
-from paceline.report.tables import stacked
+from paceline.report.tables import OPEN_ROWS, folded, stacked
 from paceline.report.words import Statistics, mean_loss, sentences
 
-OPEN_RUNS = 12
-"""More rows than this are folded away."""
 PALETTE = 9
 """Colours of groups in assets/report.css, from --run-0 on."""
 CLOCKS = "Train time counts the steps only, after the free first ones; wall time counts everything since launch."
@@ -24,11 +22,11 @@ def results(subject: Subject, statistics: Statistics | None) -> list[Node]:
     if subject.only:
         return [_figures(subject.only)]
     every = _runs_table(subject)
-    folded = element("details", element("summary", f"All {len(subject.runs)} runs"), every)
+    behind = element("details", element("summary", f"All {len(subject.runs)} runs"), every)
     if len(subject.groups) < len(subject.runs):
-        tables: list[Node] = [_groups_table(subject.groups, statistics), folded]
+        tables: list[Node] = [_groups_table(subject.groups, statistics), behind]
     else:
-        tables = [folded if len(subject.runs) > OPEN_RUNS else every]
+        tables = [behind if len(subject.runs) > OPEN_ROWS else every]
     return [element("h2", "Results"), *tables, element("p", CLOCKS, class_="quiet small"), *_words(subject, statistics)]
 
 
@@ -118,4 +116,5 @@ def named(index: int, label: str) -> Markup:
 
 def _words(subject: Subject, statistics: Statistics | None) -> list[Node]:
     said = sentences(subject.groups, statistics) if statistics else []
-    return [element("h3", "In words"), *(element("p", sentence) for sentence in said)] if said else []
+    lines = folded(f"All {len(said)} sentences", [element("p", sentence) for sentence in said])
+    return [element("h3", "In words"), *lines] if said else []
