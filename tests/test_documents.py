@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import VERBS
-from paceline.commands import bench, data, doctor, ledger, plan, presets, report, sample, train, verify, watch
+from paceline.commands import bench, compare, data, doctor, ledger, plan, presets, report, sample, train, verify, watch
 from paceline.core.command_line import parse
 from paceline.recipes.presets import preset
 
@@ -23,6 +23,8 @@ ARGUMENTS = {
     "data verify": data.VerifyArgs,
     "data stats": data.StatsArgs,
     "ledger": ledger.LedgerArgs,
+    "compare": compare.CompareArgs,
+    "board": compare.BoardArgs,
     "report": report.ReportArgs,
     "doctor": doctor.DoctorArgs,
     "verify": verify.VerifyArgs,

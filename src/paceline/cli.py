@@ -37,6 +37,8 @@ VERBS = {
     "bench gemm": Verb("time a step's matrix products", "commands.bench:gemm"),
     "plan": Verb("foretell a run's time, memory and cost", "commands.plan:plan"),
     "ledger": Verb("which founding claims hold", "commands.ledger:ledger"),
+    "compare": Verb("what runs show, and what is noise", "commands.compare:compare"),
+    "board": Verb("rank the runs of a track", "commands.compare:board"),
     "report": Verb("one page about one or more runs", "commands.report:report"),
     "watch": Verb("the same page, live, for runs in progress", "commands.watch:watch"),
     "verify": Verb("check every hash of a run, a checkpoint or data", "commands.verify:verify"),

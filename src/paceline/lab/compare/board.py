@@ -1,0 +1,214 @@
+"""A track's leaderboard: recipes by the train time in which they reach the target, each with its evidence.
+
+A row is one recipe on one kind of hardware by one version of the code; its runs are seeds. The time is that of the
+first validation at which the mean loss is at most the target with p < 0.01, the records' rule; as every validation
+tried is one more chance, the k-th one's p is multiplied by k. Rows that reach the target without that proof come after
+those with it, and rows that miss it last. A run that broke a rule of the track, or read other data, is refused by name.
+"""
+
+import contextlib
+import statistics
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from paceline.checkpoint.run_folder import RunFolder
+from paceline.core.errors import RunError, UserError
+from paceline.core.schema import changes
+from paceline.lab.compare.groups import (
+    Found,
+    Group,
+    LeftOut,
+    code,
+    grouped,
+    hardware,
+    read_cards,
+    recipe_key,
+    that_count,
+    validations,
+)  # fmt: skip
+from paceline.lab.compare.verdicts import RECORDS_LEVEL
+from paceline.lab.statistics import mean_at_most
+from paceline.metrics.card import CARD_FILE, RunCard
+
+Standing = Literal["proven", "not proven", "missed"]
+STANDINGS: tuple[Standing, ...] = ("proven", "not proven", "missed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What runs of a track have in common; without it their times mean different things."""
+
+    data_fingerprint: str
+    one_pass: bool
+    """No shard is read twice."""
+    validation_tokens: int
+    free_steps: int
+    """Before the train clock starts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Track:
+    target: float
+    rules: Rules
+
+
+TRACKS = {
+    "en-140M": Track(
+        target=3.3128,  # where the original script of record 18 ends (benchmarks/results/h200-track-r18-reference.json)
+        rules=Rules(
+            data_fingerprint="8b3e36db60605fdcd34001ee45338525",
+            one_pass=True,
+            validation_tokens=10_485_760,
+            free_steps=10,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    standing: Standing
+    train_s: float
+    """Mean train time at `step`."""
+    step: int
+    """The validation that counts: the first to reach the target, or the last."""
+    loss: float
+    """Mean at that step."""
+    stdev: float | None
+    p: float | None
+    """Of a mean above the target, times the validations tried; None with one seed."""
+    recipe: str
+    hardware: str
+    code: str
+    seeds: list[int]
+    runs: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    track: str
+    target: float
+    rules: Rules
+    rows: list[Row]
+    refused: list[LeftOut]
+    remarks: list[str]
+
+
+def board(folders: Sequence[Path], *, track: str | None = None, target: float | None = None) -> Board:
+    """The board of the runs anywhere below these folders. Without a track, the one that all of them name."""
+    found, damaged = read_cards(path.parent for folder in folders for path in sorted(folder.rglob(CARD_FILE)))
+    name = track or _only_track(found, folders)
+    runs, useless = that_count(run for run in found if run.card.track == name)
+    others = len(found) - len(runs) - len(useless)
+    remarks = [f"{others} runs of other tracks, or of none, are not shown"] if others else []
+    known = TRACKS.get(name)
+    goal = target if target is not None else known.target if known else None
+    if goal is None:
+        raise UserError(f"track {name!r} has no target of its own; say --target LOSS")
+    if known is None:
+        remarks.append(f"track {name!r} has no rules on record, so those of most of its runs are taken")
+    rules = known.rules if known else _commonest(runs)
+    kept, broken = _by_the_rules(runs, rules)
+    groups, repeated = grouped(kept, key=_row_key)
+    rows = sorted((_row(group, goal) for group in groups), key=lambda row: (STANDINGS.index(row.standing), row.train_s))
+    return Board(
+        track=name,
+        target=goal,
+        rules=rules,
+        rows=rows,
+        refused=[*damaged, *useless, *broken, *repeated],
+        remarks=remarks,
+    )
+
+
+def _only_track(found: Sequence[Found], folders: Sequence[Path]) -> str:
+    names = sorted({run.card.track for run in found if run.card.track is not None})
+    if len(names) == 1:
+        return names[0]
+    where = ", ".join(map(str, folders))
+    if names:
+        raise UserError(f"{where}: has runs of {len(names)} tracks ({', '.join(names)}); choose one with --track")
+    raise RunError(f"{where}: no run names a track; train one with --track NAME")
+
+
+def _rules_of(run: Found) -> Rules:
+    """What the run did, from its card and the config beside it."""
+    config = RunFolder(run.folder).read_config()
+    try:
+        return Rules(
+            data_fingerprint=run.card.data_fingerprint,
+            one_pass=config["data"]["one_pass"],
+            validation_tokens=config["evaluate"]["tokens"],
+            free_steps=config["train"]["free_steps"],
+        )
+    except (KeyError, TypeError):
+        raise RunError(
+            f"{run.folder / 'config.json'}: does not say by which rules it ran; the file is damaged"
+        ) from None
+
+
+def _commonest(runs: Sequence[Found]) -> Rules:
+    rules = []
+    for run in runs:
+        with contextlib.suppress(UserError):  # refused with its reason by `_by_the_rules`
+            rules.append(_rules_of(run))
+    if not rules:
+        raise RunError("no run of this track can be shown: none has a config.json that says by which rules it ran")
+    return Counter(rules).most_common(1)[0][0]
+
+
+def _by_the_rules(runs: Sequence[Found], rules: Rules) -> tuple[list[Found], list[LeftOut]]:
+    kept, broken = [], []
+    for run in runs:
+        try:
+            why = _breach(_rules_of(run), rules)
+        except UserError as error:
+            why = str(error)
+        if why:
+            broken.append(LeftOut(run=run.folder.name, why=why))
+        else:
+            kept.append(run)
+    return kept, broken
+
+
+def _breach(found: Rules, rules: Rules) -> str | None:
+    """Every rule that was not kept, with both values."""
+    broken = [
+        f"{change.field.replace('_', ' ')} is {change.after}, the track's is {change.before}"
+        for change in changes(rules, found)
+    ]
+    return "; ".join(broken) or None
+
+
+def _row_key(card: RunCard) -> Hashable:
+    return recipe_key(card), hardware(card), code(card)
+
+
+def _row(group: Group, target: float) -> Row:
+    tables = [validations(run.card) for run in group.runs]
+    steps = sorted(set.intersection(*(set(table) for table in tables)))
+    losses = {step: [table[step].loss for table in tables] for step in steps}
+    reached = [step for step in steps if statistics.fmean(losses[step]) <= target]
+    proofs = [(step, _p(losses[step], target, tries)) for tries, step in enumerate(reached, start=1)]
+    proven = [(step, p) for step, p in proofs if p is not None and p < RECORDS_LEVEL]
+    step, p = (proven or proofs or [(steps[-1], _p(losses[steps[-1]], target, 1))])[0]
+    return Row(
+        standing="proven" if proven else "not proven" if reached else "missed",
+        train_s=statistics.fmean(table[step].train_s for table in tables),
+        step=step,
+        loss=statistics.fmean(losses[step]),
+        stdev=statistics.stdev(losses[step]) if len(tables) > 1 else None,
+        p=p,
+        recipe=group.recipe,
+        hardware=hardware(group.first),
+        code=code(group.first),
+        seeds=group.seeds,
+        runs=[run.folder.name for run in group.runs],
+    )
+
+
+def _p(losses: Sequence[float], target: float, tries: int) -> float | None:
+    return min(1.0, tries * mean_at_most(losses, target)) if len(losses) > 1 else None
