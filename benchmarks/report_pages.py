@@ -10,6 +10,7 @@ import argparse
 import functools
 import json
 import math
+import os
 import random
 import resource
 import shutil
@@ -72,11 +73,12 @@ def write_run(folder: Path, *, steps: int, seed: int, softcap: float) -> None:
 
 
 def make_page(folders: list[Path], out: Path) -> dict[str, float]:
-    """From the command's launch to its exit."""
-    started, cpu_before = time.perf_counter(), _children_cpu_s()
+    """From the command's launch to its exit. Where other work was going on, processor time says more than the clock."""
+    load, started, cpu_before = os.getloadavg()[0], time.perf_counter(), _children_cpu_s()
     words = [sys.executable, "-m", "paceline.cli", "report", *map(str, folders), "--out", str(out)]
     subprocess.run(words, check=True, stdout=sys.stderr)
     return {
+        "load_before": round(load, 2),
         "make_s": round(time.perf_counter() - started, 2),
         "make_cpu_s": round(_children_cpu_s() - cpu_before, 2),
         "megabytes": round(out.stat().st_size / 1e6, 2),
