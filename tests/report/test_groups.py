@@ -41,6 +41,12 @@ def test_other_data_track_hardware_or_preset_is_another_group(other: dict[str, A
     assert len(subject_of(tmp_path, {}, {"seed": 1, **other}).groups) == 2
 
 
+def test_a_label_says_what_sets_a_group_apart(tmp_path: Path) -> None:
+    many = [*seeds(2), *seeds(2, softcap=30.0), *seeds(2, environment={"cpu": "another"})]
+    labels = [group.label for group in subject_of(tmp_path, *many).groups]
+    assert labels == ["demo, A processor", "demo, softcap 30.0, A processor", "demo, another"]
+
+
 def test_a_band_has_the_mean_and_the_extremes_of_its_runs(tmp_path: Path) -> None:
     [group] = subject_of(tmp_path, *seeds(3)).groups
     band = validation_band(group)
@@ -85,7 +91,8 @@ def test_words_give_n_mean_and_interval_as_the_statistics_have_them(tmp_path: Pa
 
 def test_groups_of_different_data_are_not_compared(tmp_path: Path) -> None:
     subject = subject_of(tmp_path, *seeds(2), *seeds(2, data_fingerprint="other", softcap=30.0))
-    assert sentences(subject.groups, statistics)[-1].startswith("Other data than demo, so not compared: demo, softcap")
+    said = "Other data than demo, data 6f0c2b1d, so not compared: demo, softcap 30.0, data other."
+    assert sentences(subject.groups, statistics)[-1] == said
     assert "Runs of different data (6f0c2b1d, other): their losses are not comparable." in remarks(subject)
 
 

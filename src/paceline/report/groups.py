@@ -91,18 +91,23 @@ def _labels(members: Sequence[Sequence[Run]]) -> list[str]:
     """The arm, the name of a run that stands alone, or the preset with what sets the group apart from the others."""
     firsts = [group[0] for group in members]
     settings = [compared_settings(run) for run in firsts]
-    differing = [
-        name for name in dict.fromkeys(name for one in settings for name in one)
-        if name != "preset" and len({one.get(name) for one in settings}) > 1
-    ]  # fmt: skip
+    names = dict.fromkeys(name for one in settings for name in one if name not in ("preset", "track"))
+    differing = [name for name in names if len({one.get(name) for one in settings}) > 1]
+    places = [(run.card.track or "no track", f"data {run.card.data_fingerprint[:8]}", run.hardware) for run in firsts]
+    apart = [index for index, values in enumerate(zip(*places, strict=True)) if len(set(values)) > 1]
     labels = []
-    for group, run in zip(members, firsts, strict=True):
-        changed = {change.field for change in run.card.diff}
-        own = [f"{name.split('.')[-1]} {setting(run.config.get(name))}" for name in differing if name in changed]
-        more = [f"{len(own) - SHOWN_CHANGES} more"] if len(own) > SHOWN_CHANGES else []
-        told = ", ".join([run.card.preset, *own[:SHOWN_CHANGES], *more])
+    for group, run, place in zip(members, firsts, places, strict=True):
+        told = ", ".join([run.card.preset, *_changes(run, differing), *(place[index] for index in apart)])
         labels.append(run.arm or (run.label if len(group) == 1 else told))
     return labels
+
+
+def _changes(run: Run, names: Sequence[str]) -> list[str]:
+    """What the run has otherwise than its preset, among these fields."""
+    changed = {change.field for change in run.card.diff}
+    own = [f"{name.split('.')[-1]} {setting(run.config.get(name))}" for name in names if name in changed]
+    more = [f"{len(own) - SHOWN_CHANGES} more"] if len(own) > SHOWN_CHANGES else []
+    return own[:SHOWN_CHANGES] + more
 
 
 def training_band(group: Group) -> Band | None:
