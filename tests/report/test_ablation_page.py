@@ -53,6 +53,7 @@ def test_effects_have_their_intervals_and_what_is_indicative_says_so(folder: Pat
     [
         ({"format": 2}, "has format 2"),
         ({"waterfall": "none"}, "waterfall"),
+        ({"exchange": {"steps_per_loss": 10**400, "at_step": 3}}, "steps_per_loss"),
         ({"effects": [{"technique": 3}]}, "effects"),
         ({"arms": [{"name": "full", "kind": "full", "runs": ["../elsewhere"]}]}, "not the name of a folder beside it"),
     ],

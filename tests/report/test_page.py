@@ -185,6 +185,21 @@ def test_among_several_runs_the_damaged_ones_are_named_on_the_page_and_left_out(
     assert "<h1>well</h1>" in text
 
 
+@pytest.mark.parametrize("field", ["wall_s", "val_loss", "tokens_per_s"])
+def test_a_number_beyond_all_bounds_is_damage(field: str, tmp_path: Path) -> None:
+    card = write_run(tmp_path, steps=20) / "card.json"
+    card.write_text(re.sub(rf'"{field}": [^,]+', f'"{field}": 1e999', card.read_text()))
+    with pytest.raises(RunError, match=r"card\.json: holds a number beyond all bounds"):
+        load_subject([tmp_path])
+
+
+@pytest.mark.parametrize("losses", [[[1.5, None, 2, -1, 1e300]], [[1]], [], [[None] * 5]])
+def test_odd_rows_of_losses_are_shown_or_skipped(losses: list[list[float | None]], tmp_path: Path) -> None:
+    card = write_run(tmp_path / "run", steps=20) / "card.json"
+    card.write_text(json.dumps({**json.loads(card.read_text()), "losses": losses}))
+    assert "Configuration" in text_of([tmp_path / "run"], tmp_path / "page.html")
+
+
 @pytest.mark.parametrize("shares", [{"mlp": 0.5, "idle": 0.5}, None])
 def test_a_profiled_step_is_shown_by_class_of_work(shares: dict[str, float] | None, tmp_path: Path) -> None:
     bench = tmp_path / "step.json"

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from paceline.core.errors import ConfigError, RunError
 from paceline.core.files import is_plain_name
 from paceline.core.schema import from_dict, read_json
-from paceline.report.runs import Place
+from paceline.report.runs import Place, check_finite
 
 ABLATION_FILE = "ablation.json"
 ABLATION_FORMAT = 1
@@ -121,6 +121,7 @@ def read_ablation(folder: Path) -> Ablation:
         found = values.get("format") if isinstance(values, dict) else None
         if found != ABLATION_FORMAT:
             raise RunError(f"{path}: has format {found!r}, this version reads {ABLATION_FORMAT}; ablate again")
+        check_finite(path, values)
         ablation = from_dict(Ablation, _known(values))
     except ConfigError as error:
         place = "" if str(error).startswith(str(path)) else f"{path}: "

@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.core.errors import ConfigError, RunError
 from paceline.core.schema import read_json
+from paceline.report.runs import check_finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,7 @@ def read_bench(path: Path) -> Bench:
         values = read_json(path)
     except ConfigError as error:
         raise RunError(str(error)) from None
+    check_finite(path, values)
     try:
         return Bench(
             label=_label(values),

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ConfigError, RunError
-from paceline.core.schema import read_json
-from paceline.metrics.card import RunCard, read_card
+from paceline.core.schema import read_json, to_dict
+from paceline.metrics.card import CARD_FILE, RunCard, read_card
+from paceline.metrics.records import finite
 from paceline.report.curves import Column, Curves, MetricsFile
 from paceline.report.thinning import smoothed
 
@@ -81,10 +82,17 @@ def load_runs(places: Sequence[Place]) -> tuple[list[Run], list[str]]:
 def load_run(place: Place, read_curves: Callable[[], Curves], taken: Sequence[str]) -> Run:
     """The run at a place, under a label that is not taken, or a RunError that names the damaged file."""
     card = read_card(place.folder)
+    check_finite(place.folder / CARD_FILE, to_dict(card))
     config = read_config(place.folder)
     same = sum(label == card.name or label.startswith(f"{card.name} (") for label in taken)
     label = f"{card.name} ({same + 1})" if same else card.name
     return Run(label=label, folder=place.folder, card=card, config=config, curves=read_curves(), arm=place.arm)
+
+
+def check_finite(path: Path, values: Any) -> None:
+    """JSON has no infinity, but 1e999 is read as one, and nothing on a page could show it."""
+    if finite(values) != values:
+        raise RunError(f"{path}: holds a number beyond all bounds; the file is damaged")
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def _table_of_run(run: Run) -> Markup | None:
     if not run.card.losses:
         return None
     titles = ("Step", "Validation loss", "Bits per byte", "Train time", "Wall time")
-    forms = (",d", ".4f", ".4f", None, None)
+    forms = (",.0f", ".4f", ".4f", None, None)
     rows = [
         [_cell(value, form) for value, form in zip(row, forms, strict=True)]
         for row in run.card.losses
