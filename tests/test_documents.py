@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import VERBS
-from paceline.commands import bench, compare, data, doctor, ledger, plan, presets, report, sample, train, verify
+from paceline.commands import bench, compare, data, doctor, ledger, plan, presets, report, sample, train, verify, watch
 from paceline.core.command_line import parse
 from paceline.recipes.presets import preset
 
@@ -28,6 +28,7 @@ ARGUMENTS = {
     "report": report.ReportArgs,
     "doctor": doctor.DoctorArgs,
     "verify": verify.VerifyArgs,
+    "watch": watch.WatchArgs,
 }
 BENCHES = {"bench step": bench.StepArgs, "bench gemm": bench.GemmArgs}
 FENCED = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)

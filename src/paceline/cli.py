@@ -40,6 +40,7 @@ VERBS = {
     "compare": Verb("what runs show, and what is noise", "commands.compare:compare"),
     "board": Verb("rank the runs of a track", "commands.compare:board"),
     "report": Verb("one page about one or more runs", "commands.report:report"),
+    "watch": Verb("the same page, live, for runs in progress", "commands.watch:watch"),
     "verify": Verb("check every hash of a run, a checkpoint or data", "commands.verify:verify"),
     "doctor": Verb("what this machine can do", "commands.doctor:doctor"),
 }

@@ -36,11 +36,14 @@ def write_run(
     done: int | None = None,
     seed: int = 0,
     floor: float = 3.2,
+    softcap: float | None = None,
     **card_values: Any,
 ) -> Path:
-    """A run of the demo preset; `done` short of `steps` leaves it unfinished."""
+    """A run of the demo preset; `done` short of `steps` leaves it unfinished. Without a `softcap` of its own a run has
+    the preset's if its seed is 0, else 30, so that two runs differ in more than the seed."""
     demo = dataclasses.replace(preset("demo"), steps=steps)
-    model = dataclasses.replace(demo.model, softcap=30.0) if seed else demo.model
+    softcap = softcap or (30.0 if seed else demo.model.softcap)
+    model = dataclasses.replace(demo.model, softcap=softcap)
     config = dataclasses.replace(demo, seed=seed, model=model)
     done = steps if done is None else done
     evals = write_metrics(folder, config, done=done, floor=floor)

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,9 @@ import pytest
 from paceline.commands.report import report
 from paceline.core.errors import RunError, UserError
 from paceline.report import page
-from paceline.report.charts import MAX_POINTS, chart_data
+from paceline.report.charts import as_script, chart_data, loss_points
 from paceline.report.markup import element
-from paceline.report.page import write_report
-from paceline.report.runs import load_runs, smoothed
+from paceline.report.subject import load_subject
 from report.runs_on_disk import SAMPLE, write_run
 
 EVIL = "<script>alert(1)</script>\"'&</pre>\u2028"
@@ -51,12 +51,19 @@ class Reader(HTMLParser):
         self.text[tag] = self.text.get(tag, "") + data
 
 
-def text_of(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
+def text_of(folders: Sequence[Path], out: Path, **options: Any) -> str:
+    page.write_report(folders, out, **options)
+    return out.read_text(encoding="utf-8")
+
+
+def only_run(folder: Path) -> dict[str, Any]:
+    """Its chart data."""
+    [run] = chart_data(load_subject([folder]))["runs"]
+    return run
 
 
 def test_nothing_is_loaded_from_anywhere(tmp_path: Path) -> None:
-    text = text_of(write_report([write_run(tmp_path / "run", steps=40)], tmp_path / "page.html"))
+    text = text_of([write_run(tmp_path / "run", steps=40)], tmp_path / "page.html")
     assert Reader(text).points == []
     assert "default-src 'none'" in html.unescape(text)
     assert not re.search(r"https?://|@import|url\(", text)
@@ -69,8 +76,8 @@ def test_whatever_a_run_contains_is_text(tmp_path: Path) -> None:
     config = json.loads((run / "config.json").read_text())
     config[EVIL] = EVIL
     (run / "config.json").write_text(json.dumps(config))
-    read = Reader(text_of(write_report([run, run], tmp_path / "page.html")))
-    plain = Reader(text_of(write_report([write_run(tmp_path / "other", steps=40)] * 2, tmp_path / "other.html")))
+    read = Reader(text_of([run, run], tmp_path / "page.html"))
+    plain = Reader(text_of([write_run(tmp_path / "other", steps=40)] * 2, tmp_path / "other.html"))
     assert read.tags.count("script") == plain.tags.count("script") == 3
     assert read.points == []
     assert EVIL in read.text["pre"]
@@ -78,13 +85,14 @@ def test_whatever_a_run_contains_is_text(tmp_path: Path) -> None:
 
 
 def test_the_numbers_of_a_chart_cannot_end_its_script(tmp_path: Path) -> None:
-    data = chart_data(load_runs([write_run(tmp_path, name="</script><script>alert(1)</script>", steps=20)]))
+    subject = load_subject([write_run(tmp_path, name="</script><script>alert(1)</script>", steps=20)])
+    data = as_script(chart_data(subject))
     assert "<" not in data
     assert json.loads(data)["runs"][0]["label"] == "</script><script>alert(1)</script>"
 
 
 def test_the_page_has_the_figures_and_explains_both_clocks(tmp_path: Path) -> None:
-    text = text_of(write_report([write_run(tmp_path / "run", name="my run")], tmp_path / "page.html"))
+    text = text_of([write_run(tmp_path / "run", name="my run")], tmp_path / "page.html")
     for expected in ("my run", "3.5889", "1.8889", "1m23s", "12,047", "1.57 M", "774.7 MiB", "bf16 -&gt; fp32"):
         assert expected in text, expected
     assert "from step 10 on" in text
@@ -94,7 +102,7 @@ def test_the_page_has_the_figures_and_explains_both_clocks(tmp_path: Path) -> No
 
 
 def test_values_that_differ_from_the_preset_are_marked(tmp_path: Path) -> None:
-    text = text_of(write_report([write_run(tmp_path / "run", seed=3)], tmp_path / "page.html"))
+    text = text_of([write_run(tmp_path / "run", seed=3)], tmp_path / "page.html")
     assert "2 of " in text
     assert text.count('class="changed"') == 4  # seed and softcap, in the short table and among all values
     assert "preset: 15.0" in text
@@ -102,7 +110,7 @@ def test_values_that_differ_from_the_preset_are_marked(tmp_path: Path) -> None:
 
 def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", done=312, val_loss=None, peak_bytes=None, tokens_per_s=None, train_s=None)
-    text = text_of(write_report([run], tmp_path / "page.html"))
+    text = text_of([run], tmp_path / "page.html")
     assert "Unfinished: 312 of 500 steps" in text
     assert "What the model wrote" not in text
 
@@ -110,36 +118,31 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
 def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", done=0, losses=())
     (run / "metrics.jsonl").write_text("")
-    assert "Nothing is recorded yet" in text_of(write_report([run], tmp_path / "page.html"))
+    assert "Nothing is recorded yet" in text_of([run], tmp_path / "page.html")
 
 
 def test_several_runs_share_a_page_and_what_differs_is_shown(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "a", steps=40), write_run(tmp_path / "b", steps=40, seed=1)]
-    text = text_of(write_report(runs, tmp_path / "page.html"))
-    differing = text.split("What differs")[1].split("<h2>")[0]
-    assert re.findall(r'scope="row">([^<]+)<', differing) == ["seed", "model.softcap"]
+    text = text_of(runs, tmp_path / "page.html")
+    differing = text.split("<h2>What differs")[1].split("<h2>")[0]
+    assert re.findall(r'scope="row">([^<]+)<', differing) == ["model.softcap"]
     assert "demo (2)" in text  # the same name twice would be one line in the legend
 
 
-def test_long_runs_are_thinned_and_keep_their_last_step(tmp_path: Path) -> None:
-    [run] = json.loads(chart_data(load_runs([write_run(tmp_path, steps=5100)])))["runs"]
-    assert len(run["loss"]) <= MAX_POINTS
-    assert run["x"]["step"][-1] == 5100
-    assert set(map(len, run["x"].values())) == {len(run["loss"])}
-
-
 def test_the_train_axis_begins_when_its_clock_does(tmp_path: Path) -> None:
-    [run] = json.loads(chart_data(load_runs([write_run(tmp_path, steps=40)])))["runs"]
+    run = only_run(write_run(tmp_path, steps=40))
     assert run["x"]["train"][:10] == [None] * 10
     assert None not in run["x"]["train"][10:]
 
 
-def test_smoothing_does_not_lag_behind_a_line_and_keeps_gaps() -> None:
-    line: list[float | None] = [float(x) for x in range(200, 0, -1)]
-    smooth = smoothed(line)
-    assert all(abs(s - v) < 0.01 for s, v in zip(smooth[80:120], line[80:120], strict=True) if s and v)
-    assert smoothed([1.0, None, 1.0]) == [1.0, None, 1.0]
-    assert smoothed([]) == []
+def test_long_runs_are_thinned_and_the_page_says_so(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "long", steps=5100)
+    run = only_run(folder)
+    assert len(run["loss"]) <= loss_points(1)
+    assert run["x"]["step"][-1] == 5100
+    assert set(map(len, run["x"].values())) == {len(run["loss"])}
+    assert f"thinned to {loss_points(1):,} points" in text_of([folder], tmp_path / "page.html")
+    assert "thinned" not in text_of([write_run(tmp_path / "short", steps=40)], tmp_path / "page.html")
 
 
 def test_attributes_are_escaped() -> None:
@@ -157,13 +160,65 @@ def test_a_damaged_run_is_an_error_that_names_the_file_and_writes_nothing(
     if damage == "half":
         path.write_text(half)
     with pytest.raises(RunError, match=re.escape(str(path))):
-        write_report([tmp_path / "run"], tmp_path / "page.html")
+        page.write_report([tmp_path / "run"], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
+
+
+def test_among_several_runs_the_damaged_ones_are_named_on_the_page_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("well", "other-version", "torn", "empty"):
+        write_run(tmp_path / "runs" / name, name=name, steps=20)
+    card = tmp_path / "runs/other-version/card.json"
+    card.write_text(card.read_text().replace('"format": 1', '"format": 9'))
+    (tmp_path / "runs/torn/metrics.jsonl").write_text('{"kind": "st\n')
+    for path in (tmp_path / "runs/empty").iterdir():
+        path.unlink()
+    assert report(["well", "other-version", "torn", "runs/empty", "--out", "page.html"]) == 0
+    text = (tmp_path / "page.html").read_text()
+    left_out, told = text.split("Left out, because it cannot be read")[1].split("</ul>")[0], capsys.readouterr().err
+    assert left_out.count("<li>") == told.count("left out: ") == 3
+    for words in ("has card format 9", "line 1: not a record", "empty/card.json: does not exist"):
+        assert words in left_out
+        assert words in told
+    assert "<h1>well</h1>" in text
+
+
+@pytest.mark.parametrize("field", ["wall_s", "val_loss", "tokens_per_s"])
+def test_a_number_beyond_all_bounds_is_damage(field: str, tmp_path: Path) -> None:
+    card = write_run(tmp_path, steps=20) / "card.json"
+    card.write_text(re.sub(rf'"{field}": [^,]+', f'"{field}": 1e999', card.read_text()))
+    with pytest.raises(RunError, match=r"card\.json: holds a number beyond all bounds"):
+        load_subject([tmp_path])
+
+
+@pytest.mark.parametrize("losses", [[[1.5, None, 2, -1, 1e300]], [[1]], [], [[None] * 5]])
+def test_odd_rows_of_losses_are_shown_or_skipped(losses: list[list[float | None]], tmp_path: Path) -> None:
+    card = write_run(tmp_path / "run", steps=20) / "card.json"
+    card.write_text(json.dumps({**json.loads(card.read_text()), "losses": losses}))
+    assert "Configuration" in text_of([tmp_path / "run"], tmp_path / "page.html")
+
+
+@pytest.mark.parametrize("shares", [{"mlp": 0.5, "idle": 0.5}, None])
+def test_a_profiled_step_is_shown_by_class_of_work(shares: dict[str, float] | None, tmp_path: Path) -> None:
+    bench = tmp_path / "step.json"
+    hardware = {"cpu": "A processor"}
+    known = {"preset": "demo", "scale": "1/2", "hardware": hardware, "step_s": 0.2, "peak_gib": 1.5}
+    bench.write_text(json.dumps({**known, "profiled_step_s": 0.25, "shares": shares}))
+    run = write_run(tmp_path / "run", steps=20)
+    if shares is None:  # measured with --no-profile
+        with pytest.raises(RunError, match=re.escape(f"{bench}: not the result of a profiled step")):
+            page.write_report([run], tmp_path / "page.html", benches=[bench])
+        return
+    text = text_of([run], tmp_path / "page.html", benches=[bench])
+    for words in ("Where a step goes", "demo at scale 1/2", "0.2000 s", "0.1250 s", "1.50 GiB"):
+        assert words in text
 
 
 def test_no_run_at_all_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no run"):
-        write_report([], tmp_path / "page.html")
+        page.write_report([], tmp_path / "page.html")
 
 
 def test_without_plotly_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +232,7 @@ def test_without_plotly_the_error_names_the_extra(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(UserError, match=r"paceline\[report\]"):
-        write_report([write_run(tmp_path / "run", steps=20)], tmp_path / "page.html")
+        page.write_report([write_run(tmp_path / "run", steps=20)], tmp_path / "page.html")
 
 
 def test_the_command_writes_beside_the_run_or_where_it_is_told(
@@ -198,3 +253,12 @@ def test_a_report_needs_no_torch(tmp_path: Path) -> None:
         "import sys; from paceline.commands.report import report;report(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(run)], check=False).returncode == 0
+
+
+def test_the_commands_import_neither_plotly_nor_scipy_before_they_are_used() -> None:
+    code = (
+        "import sys, paceline.commands.report, paceline.commands.watch, paceline.report.watch\n"
+        "from paceline.lab import statistics\n"
+        "sys.exit(bool({'plotly', 'scipy', 'torch'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,61 +1,39 @@
 """The page in Chromium: charts are drawn, answer to mouse and keyboard, fit a phone, follow the colour scheme, and ask
 the network for nothing. Pages are opened once per kind, since each holds 4.8 MB of plotly.js."""
 
-import shutil
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from paceline.lab import statistics
 from paceline.report.page import write_report
+from report.ablation_on_disk import write_ablation
+from report.browser import Opened, needs_chromium, opened, playwright, started
 from report.runs_on_disk import write_run
 
-CHROMIUM = shutil.which("chromium")
-ARGUMENTS = [
-    "--headless", "--no-sandbox", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--no-first-run",
-]  # fmt: skip
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: apt-get install chromium)")
-
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-
-@dataclass
-class Opened:
-    """A page and everything it complained about or asked for."""
-
-    page: "playwright.Page"
-    complaints: list[str] = field(default_factory=list)
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator["playwright.Browser"]:
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield started
-        started.close()
+    with started() as browser:
+        yield browser
 
 
-def opened(browser: "playwright.Browser", path: Path, *, width: int = 1200, scheme: str = "light") -> Opened:
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    result = Opened(context.new_page())
-    page = result.page
-    page.on("console", lambda message: result.complaints.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: result.complaints.append(str(error)))
-    page.on("dialog", lambda dialog: (result.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-    own = path.resolve().as_uri()
-    page.on("request", lambda request: request.url == own or result.complaints.append(f"request: {request.url}"))
-    page.goto(own)
-    page.wait_for_selector("#loss .main-svg")
+def opened_file(browser: "playwright.Browser", path: Path, **options: Any) -> Opened:
+    result = opened(browser, path.resolve().as_uri(), **options)
+    result.page.wait_for_selector("#loss .main-svg")
     return result
 
 
 @pytest.fixture(scope="module")
 def one(browser: "playwright.Browser", tmp_path_factory: pytest.TempPathFactory) -> Opened:
     folder = tmp_path_factory.mktemp("one")
-    return opened(browser, write_report([write_run(folder / "run")], folder / "page.html"))
+    write_report([write_run(folder / "run")], folder / "page.html")
+    return opened_file(browser, folder / "page.html")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +46,19 @@ def phone(browser: "playwright.Browser", tmp_path_factory: pytest.TempPathFactor
         write_run(folder / str(index), name=name, seed=index, done=300, sample=f"</pre>{evil}" + "x" * 300)
         for index, name in enumerate(names)
     ]
-    return opened(browser, write_report(runs, folder / "page.html"), width=390, scheme="dark")
+    write_report(runs, folder / "page.html", statistics=statistics)
+    return opened_file(browser, folder / "page.html", width=390, scheme="dark")
+
+
+@pytest.fixture(scope="module")
+def ablated(browser: "playwright.Browser", tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    """Three arms with three seeds each, and a profiled step."""
+    folder, bench = tmp_path_factory.mktemp("ablated"), tmp_path_factory.mktemp("bench") / "step.json"
+    shares = {"head_and_loss": 0.3, "mlp": 0.5, "idle": 0.2}
+    known = {"preset": "demo", "scale": "1", "hardware": {"cpu": "A processor"}, "step_s": 0.2, "peak_gib": None}
+    bench.write_text(json.dumps({**known, "profiled_step_s": 0.21, "shares": shares}))
+    write_report([write_ablation(folder)], folder / "page.html", benches=[bench], statistics=statistics)
+    return opened_file(browser, folder / "page.html")
 
 
 def chart_text(page: "playwright.Page") -> str:
@@ -150,11 +140,58 @@ def test_page_and_charts_follow_the_colour_scheme(phone: Opened) -> None:
     page.emulate_media(color_scheme="dark")
 
 
-def test_every_run_has_a_line_of_its_own_in_the_legend(phone: Opened) -> None:
-    assert phone.page.locator("#loss .legend .traces").count() == 3
-    assert "Unfinished: 300 of 500 steps" in phone.page.inner_text("header")
+def test_every_group_has_a_switch_of_its_own_that_the_keyboard_turns(phone: Opened) -> None:
+    page = phone.page
+    drawn = "document.querySelectorAll('#loss .scatterlayer .trace').length"
+    before = page.evaluate(drawn)
+    assert page.locator("#legend input").count() == 2  # seeds 1 and 2 have one configuration
+    page.locator("#legend input").nth(1).focus()
+    page.keyboard.press("Space")
+    assert page.evaluate(drawn) < before
+    page.keyboard.press("Space")
+    assert page.evaluate(drawn) == before
+    assert "Unfinished and in no mean" in page.inner_text("#part-about")
 
 
-@pytest.mark.parametrize("which", ["one", "phone"])
+def test_an_ablation_is_drawn_as_waterfall_and_effects_and_as_tables(ablated: Opened) -> None:
+    page = ablated.page
+    assert page.locator("#waterfall-0 .bars .point").count() == 6
+    assert "−0.0310" in page.locator("#waterfall-0 .bars").text_content()
+    assert page.locator("#effects-0 .errorbar").count() == 4
+    assert page.locator("#effects-0 .points path").count() == 4
+    assert page.locator("#part-ablation .stack tbody tr").count() == 4 + 6
+
+
+def test_times_memory_and_profile_are_drawn(ablated: Opened) -> None:
+    page = ablated.page
+    assert page.locator("#wall-time .bars .point").count() == 3 * 4  # arms times parts
+    assert page.locator("#memory .bars .point").count() == 3
+    assert page.locator("#bench .bars .point").count() == 3
+
+
+def test_a_group_is_a_mean_with_a_band_and_each_run_on_demand(ablated: Opened) -> None:
+    page = ablated.page
+    lines = "document.getElementById('loss').data.filter((trace) => trace.line?.width > 0).length"
+    assert page.evaluate("document.getElementById('loss').data.filter((trace) => trace.fill === 'tonexty').length") == 3
+    assert page.evaluate(lines) == 3
+    page.get_by_label("Show each run").check()
+    assert page.evaluate(lines) == 3 + 9
+    page.get_by_label("Show each run").uncheck()
+    assert page.evaluate(lines) == 3
+
+
+def test_everything_fits_on_paper(ablated: Opened) -> None:
+    """A4 within its margins is 718 pixels wide."""
+    page = ablated.page
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    ends = "[...document.querySelectorAll('main *')].map((element) => element.getBoundingClientRect().right)"
+    assert page.evaluate(f"Math.max(...{ends}) - document.body.getBoundingClientRect().left") <= 718
+    page.emulate_media(media="screen")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.wait_for_function("() => document.querySelector('#loss .main-svg').clientWidth > 800")
+
+
+@pytest.mark.parametrize("which", ["one", "phone", "ablated"])
 def test_nobody_complained_and_nothing_left_the_page(which: str, request: pytest.FixtureRequest) -> None:
     assert request.getfixturevalue(which).complaints == []

@@ -168,7 +168,8 @@ def _report(folder: RunFolder) -> None:
     from paceline.report.page import write_report
 
     try:
-        print(f"report: {write_report([folder.path], folder.report)}")
+        write_report([folder.path], folder.report)
+        print(f"report: {folder.report}")
     except PacelineError as error:
         print(f"no report: {error}")
 

@@ -5,13 +5,15 @@ viewer allows it. The frame leaves out the first steps, whose fall would flatten
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from paceline.core.errors import RunError
+from paceline.report.curves import Column
 from paceline.report.markup import Markup, element, raw
-from paceline.report.runs import Run, load_runs, smoothed
+from paceline.report.runs import Place, Run, load_runs
 
 WIDTH, HEIGHT = 720, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 16, 16, 40
@@ -45,11 +47,11 @@ class Frame:
 
 def loss_curve_svg(folder: Path) -> str:
     """Training loss, raw and smoothed, and the validations of the run in `folder`."""
-    [run] = load_runs([folder])
-    losses = [record.train_loss for record in run.steps]
-    if sum(loss is not None for loss in losses) < 2:
+    [run], _ = load_runs([Place(folder)])
+    losses = run.curves.steps["train_loss"]
+    if np.isfinite(losses).sum() < 2:
         raise RunError(f"{folder}: holds fewer than two training losses, so there is no curve to draw yet")
-    steps, mean = [record.step for record in run.steps], smoothed(losses)
+    steps, mean = run.curves.steps["step"], run.smooth_loss
     frame = _frame(steps, losses, mean)
     drawn = element(
         "g",
@@ -64,12 +66,12 @@ def loss_curve_svg(folder: Path) -> str:
     return element("svg", *parts, xmlns="http://www.w3.org/2000/svg", role="img", aria_label=label, **box)
 
 
-def _frame(steps: Sequence[int], losses: Sequence[float | None], mean: Sequence[float | None]) -> Frame:
-    late = [m for step, m in zip(steps, mean, strict=True) if m is not None and step >= START_SHARE * steps[-1]]
-    low = min(loss for loss in losses if loss is not None)
-    high = max(late, default=low)
+def _frame(steps: Column, losses: Column, mean: Column) -> Frame:
+    late = mean[(steps >= START_SHARE * steps[-1]) & np.isfinite(mean)]
+    low = float(np.nanmin(losses))
+    high = max(late.tolist(), default=low)
     margin = 0.05 * (high - low) or 0.5
-    return Frame(steps=steps[-1], low=low - margin, high=high + margin)
+    return Frame(steps=float(steps[-1]), low=low - margin, high=high + margin)
 
 
 def _clip() -> Markup:
@@ -79,14 +81,15 @@ def _clip() -> Markup:
     return element("clipPath", inside, id="frame")
 
 
-def _line(frame: Frame, steps: Sequence[int], values: Sequence[float | None], kind: str) -> Markup:
+def _line(frame: Frame, steps: Column, values: Column, kind: str) -> Markup:
     stride = max(1, -(-len(steps) // MAX_POINTS))
-    points = [frame.at(s, v) for s, v in list(zip(steps, values, strict=True))[::stride] if v is not None]
+    points = [frame.at(s, v) for s, v in list(zip(steps, values, strict=True))[::stride] if np.isfinite(v)]
     return element("path", d="M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points), class_=kind)
 
 
 def _validations(frame: Frame, run: Run) -> list[Markup]:
-    places = [frame.at(record.step, record.val_loss) for record in run.evals if record.val_loss is not None]
+    evals = run.curves.evals
+    places = [frame.at(s, v) for s, v in zip(evals["step"], evals["val_loss"], strict=True) if np.isfinite(v)]
     return [element("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r="4", class_="val") for x, y in places]
 
 

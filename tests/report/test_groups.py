@@ -1,0 +1,106 @@
+"""Only like runs are averaged, and what is in no mean is said."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.environment import CodeVersion
+from paceline.lab import statistics
+from paceline.report.groups import training_band, validation_band
+from paceline.report.subject import Subject, load_subject
+from paceline.report.words import mean_loss, remarks, sentences
+from report.runs_on_disk import write_run
+
+
+def subject_of(tmp_path: Path, *runs: dict[str, Any]) -> Subject:
+    return load_subject(
+        [
+            write_run(tmp_path / f"run-{number}", **{"steps": 120, "softcap": 15.0, "name": f"run-{number}"} | run)
+            for number, run in enumerate(runs)
+        ]
+    )
+
+
+def seeds(count: int, base: float = 3.2, **others: Any) -> list[dict[str, Any]]:
+    """Runs that differ in the seed, and in their losses by a hundredth."""
+    return [{"seed": seed, "floor": base + 0.01 * seed, **others} for seed in range(count)]
+
+
+def test_seeds_of_one_configuration_are_one_group(tmp_path: Path) -> None:
+    subject = subject_of(tmp_path, *seeds(3), {"softcap": 30.0})
+    assert [(group.label, group.seeds) for group in subject.groups] == [("demo", [0, 1, 2]), ("run-3", [0])]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"data_fingerprint": "other"}, {"track": "en-140M"}, {"environment": {"cpu": "another"}}, {"ranks": 2},
+     {"preset": "r18-softcap"}, {"steps": 130}],
+)  # fmt: skip
+def test_other_data_track_hardware_or_preset_is_another_group(other: dict[str, Any], tmp_path: Path) -> None:
+    assert len(subject_of(tmp_path, {}, {"seed": 1, **other}).groups) == 2
+
+
+def test_a_label_says_what_sets_a_group_apart(tmp_path: Path) -> None:
+    many = [*seeds(2), *seeds(2, softcap=30.0), *seeds(2, environment={"cpu": "another"})]
+    labels = [group.label for group in subject_of(tmp_path, *many).groups]
+    assert labels == ["demo, A processor", "demo, softcap 30.0, A processor", "demo, another"]
+
+
+def test_a_band_has_the_mean_and_the_extremes_of_its_runs(tmp_path: Path) -> None:
+    [group] = subject_of(tmp_path, *seeds(3)).groups
+    band = validation_band(group)
+    assert band is not None
+    assert band.at["step"].tolist() == [0, 100, 120]
+    losses = sorted(run.card.val_loss or 0 for run in group.runs)
+    assert (band.low[-1], band.mean[-1], band.high[-1]) == pytest.approx((losses[0], losses[1], losses[2]))
+
+
+def test_unfinished_and_diverged_runs_are_in_no_mean_and_named(tmp_path: Path) -> None:
+    subject = subject_of(tmp_path, *seeds(2), {"seed": 7, "done": 50}, {"seed": 8, "val_loss": None})
+    [group] = subject.groups
+    assert group.seeds == [0, 1]
+    band = training_band(group)
+    assert band is not None
+    assert band.at["step"][-1] == 120
+    said = " ".join(remarks(subject))
+    assert "Unfinished and in no mean: run-2 (50 of 120 steps)." in said
+    assert "Without a last loss that is a number, and in no mean: run-3." in said
+
+
+def test_runs_in_progress_are_averaged_as_far_as_the_slowest_has_come(tmp_path: Path) -> None:
+    [group] = subject_of(tmp_path, {"done": 50}, {"seed": 1, "done": 80}).groups
+    band = training_band(group)
+    assert band is not None
+    assert band.at["step"][-1] == 50
+
+
+def test_words_give_n_mean_and_interval_as_the_statistics_have_them(tmp_path: Path) -> None:
+    groups = subject_of(tmp_path, *seeds(3), *seeds(3, base=3.1, softcap=30.0), {"softcap": 60.0}).groups
+    said = sentences(groups, statistics)
+    mean = mean_loss(groups[0], statistics)
+    assert mean is not None
+    assert f"demo: 3 runs (seeds 0, 1, 2) end at a validation loss of {mean.mean:.4f} on average" in said[0]
+    assert f"95 % interval {mean.low:.4f} to {mean.high:.4f}" in said[0]
+    difference = statistics.welch(groups[1].losses, groups[0].losses)
+    assert difference.mean == pytest.approx(-0.1)
+    assert "demo, softcap 30.0 minus demo: -0.1000" in said[2]
+    assert said[2].endswith("n = 3 and 3): is lower.")
+    assert said[3] == "One seed only, so no interval and no comparison: run-6."
+
+
+def test_groups_of_different_data_are_not_compared(tmp_path: Path) -> None:
+    subject = subject_of(tmp_path, *seeds(2), *seeds(2, data_fingerprint="other", softcap=30.0))
+    said = "Other data than demo, data 6f0c2b1d, so not compared: demo, softcap 30.0, data other."
+    assert sentences(subject.groups, statistics)[-1] == said
+    assert "Runs of different data (6f0c2b1d, other): their losses are not comparable." in remarks(subject)
+
+
+def test_a_seed_counts_once_and_different_code_is_said(tmp_path: Path) -> None:
+    other = CodeVersion(version="0.1.0", commit="f" * 40, dirty=False)
+    subject = subject_of(tmp_path, {}, {"floor": 9.0}, {"seed": 1, "code_version": other})
+    [group] = subject.groups
+    assert group.seeds == [0, 1]
+    assert max(group.losses) < 9
+    assert "Another run of a seed that counts already, and in no mean: run-1." in remarks(subject)
+    assert "demo: runs of different code versions (0123456789, ffffffffff)." in remarks(subject)

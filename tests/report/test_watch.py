@@ -1,0 +1,259 @@
+"""The live page without a browser: what a folder shows while its runs start, grow, break and go; whom it answers."""
+
+import http.client
+import json
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli import main
+from paceline.core.errors import UserError
+from paceline.lab import statistics
+from paceline.report import page
+from paceline.report.live import RunsFolder
+from paceline.report.subject import Subject
+from paceline.report.watch import make_server
+from report.ablation_on_disk import write_ablation
+from report.runs_on_disk import write_run
+
+
+@pytest.fixture(autouse=True)
+def without_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "_plotly_js", lambda: "/* plotly.js */")
+
+
+def labels(subject: Subject) -> list[str]:
+    return [run.label for run in subject.runs]
+
+
+def make(root: Path, name: str, **values: Any) -> Path:
+    return write_run(root / name, name=name, **{"steps": 40, **values})
+
+
+# ---- the folder
+
+
+def test_runs_appear_grow_and_go(tmp_path: Path) -> None:
+    root = tmp_path / "later"
+    folder = RunsFolder(root, newest=9)
+    assert labels(folder.look()[0]) == []  # the folder itself is not there yet
+    path = make(root, "a", done=10) / "metrics.jsonl"
+    make(root, "b")
+    subject, seen = folder.look()
+    assert labels(subject) == ["a", "b"]
+    assert folder.look()[1] == seen  # nothing has changed
+    with open(path, "a") as file:
+        file.write(json.dumps({**json.loads(path.read_text().splitlines()[-1]), "step": 11}) + '\n{"kind": "st')
+    subject, now = folder.look()
+    assert now != seen
+    assert subject.runs[0].steps_done == 11
+    shutil.rmtree(root / "b")
+    subject, _ = folder.look()
+    assert labels(subject) == ["a"]
+    assert subject.notes == ["Deleted: b."]
+    make(root, "b")
+    assert folder.look()[0].notes == []
+    shutil.rmtree(root)
+    assert labels(folder.look()[0]) == []
+
+
+def test_a_run_that_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
+    make(tmp_path, "a")
+    folder = RunsFolder(tmp_path, newest=9)
+    [run] = folder.look()[0].runs
+    make(tmp_path, "b")
+    assert folder.look()[0].runs[0] is run
+
+
+def test_a_damaged_run_is_said_and_shown_again_once_it_is_well(tmp_path: Path) -> None:
+    make(tmp_path, "a")
+    card = make(tmp_path, "b") / "card.json"
+    whole = card.read_text()
+    folder = RunsFolder(tmp_path, newest=9)
+    card.write_text(whole[:100])
+    subject, _ = folder.look()
+    assert labels(subject) == ["a"]
+    assert "b/card.json: not valid JSON" in subject.left_out[0]
+    card.write_text(whole)
+    assert labels(folder.look()[0]) == ["a", "b"]
+
+
+def test_a_run_without_metrics_has_only_begun(tmp_path: Path) -> None:
+    (make(tmp_path, "a", done=0) / "metrics.jsonl").unlink()
+    [run] = RunsFolder(tmp_path, newest=9).look()[0].runs
+    assert len(run.curves.steps["step"]) == 0
+
+
+def test_a_killed_run_is_called_quiet_after_a_minute_and_a_finished_one_never(tmp_path: Path) -> None:
+    make(tmp_path, "killed", done=10)
+    make(tmp_path, "finished")
+    now = time.time()
+    assert RunsFolder(tmp_path, newest=9, clock=lambda: now + 50).look()[0].notes == []
+    [note] = RunsFolder(tmp_path, newest=9, clock=lambda: now + 300).look()[0].notes
+    assert note.startswith("killed: nothing new for 5m00s")
+
+
+def test_the_newest_runs_are_shown_and_the_rest_is_counted(tmp_path: Path) -> None:
+    for number in range(4):
+        for path in make(tmp_path, f"run-{number}").iterdir():
+            os.utime(path, (1_000_000 - number, 1_000_000 - number))
+    subject, _ = RunsFolder(tmp_path, newest=2).look()
+    assert labels(subject) == ["run-0", "run-1"]
+    assert subject.notes == ["The 2 newest of 4 runs in the folder."]
+
+
+def test_an_ablation_is_watched_with_its_runs(tmp_path: Path) -> None:
+    write_ablation(tmp_path / "ablation")
+    subject, _ = RunsFolder(tmp_path, newest=24).look()
+    assert len(subject.runs) == 9
+    assert len(subject.ablations) == 1
+    (tmp_path / "ablation/ablation.json").write_text("{")
+    assert "ablation.json" in RunsFolder(tmp_path, newest=24).look()[0].left_out[0]
+
+
+def test_nothing_outside_the_folder_is_read_and_no_pipe_is_waited_for(tmp_path: Path) -> None:
+    root, outside = tmp_path / "runs", make(tmp_path / "elsewhere", "outside")
+    make(root, "inside")
+    (root / "link").symlink_to(outside)
+    (root / "circle").symlink_to(root / "circle")
+    for name in ("card.json", "config.json"):
+        (root / "half").mkdir(exist_ok=True)
+        shutil.copy(outside / name, root / "half" / name)
+    os.mkfifo(root / "half" / "metrics.jsonl")
+    (root / "alias").symlink_to(root / "inside")
+    for name, linked in (("borrowed", "card.json"), ("copied", "config.json")):
+        (root / name).mkdir()
+        (root / name / linked).symlink_to(outside / linked)
+    shutil.copy(outside / "card.json", root / "copied" / "card.json")
+    subject, _ = RunsFolder(root, newest=9).look()
+    assert [run.folder.name for run in subject.runs] == ["alias", "half", "inside"]
+    assert len(subject.left_out) == 1
+    assert "copied/config.json: is not there, or leads out" in subject.left_out[0]
+
+
+# ---- the server
+
+
+@contextmanager
+def served(root: Path) -> Iterator[int]:
+    server = make_server(root, port=0, newest=9, statistics=statistics)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def get(port: int, path: str, *, host: str | None = None, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.putrequest(method, path, skip_host=True)
+    connection.putheader("Host", f"127.0.0.1:{port}" if host is None else host)
+    connection.endheaders()
+    answer = connection.getresponse()
+    result = answer.status, dict(answer.getheaders()), answer.read()
+    connection.close()
+    return result
+
+
+def test_the_state_is_sent_once_and_then_only_when_it_changes(tmp_path: Path) -> None:
+    make(tmp_path, "a", done=10)
+    with served(tmp_path) as port:
+        code, headers, body = get(port, "/state")
+        state = json.loads(body)
+        assert code == 200
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert "connect-src 'self'" in headers["Content-Security-Policy"]
+        assert get(port, f"/state?seen={state['name']}")[0] == 204
+        make(tmp_path, "a", done=12)
+        code, _, body = get(port, f"/state?seen={state['name']}")
+        assert code == 200
+        assert json.loads(body)["data"]["runs"][0]["x"]["step"][-1] == 12
+
+
+@pytest.mark.parametrize(
+    ("host", "code"),
+    [("localhost", 200), ("LOCALHOST:9", 200), ("[::1]:8008", 200), ("evil.example:8008", 403), ("", 403),
+     ("127.0.0.1.evil.example", 403), ("localhost@evil.example", 403), ("localhost:80:80", 403)],
+)  # fmt: skip
+def test_only_a_request_for_this_machine_is_answered(host: str, code: int, tmp_path: Path) -> None:
+    with served(tmp_path) as port:
+        assert get(port, "/", host=host)[0] == code
+        assert get(port, "/state", host=host)[0] == code
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/../card.json", "/a/card.json", "//etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/state/..", "/favicon.ico", "//["],
+)
+def test_no_path_leads_to_a_file(path: str, tmp_path: Path) -> None:
+    make(tmp_path, "a")
+    with served(tmp_path) as port:
+        assert get(port, path)[0] == 404
+
+
+def test_nothing_can_be_sent(tmp_path: Path) -> None:
+    with served(tmp_path) as port:
+        assert get(port, "/", method="POST")[0] == 501
+
+
+def test_whatever_a_run_is_called_it_is_text(tmp_path: Path) -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    write_run(tmp_path / "a", name=evil, steps=20, sample=evil, notes=(evil,), done=10)
+    with served(tmp_path) as port:
+        sections = json.loads(get(port, "/state")[2])["sections"]
+    assert "&lt;img" in sections["about"]
+    assert all("<img" not in text for text in sections.values())
+
+
+def test_it_listens_on_loopback_only(tmp_path: Path) -> None:
+    server = make_server(tmp_path, port=0, newest=9, statistics=None)
+    assert server.server_address[0] == "127.0.0.1"
+    server.server_close()
+
+
+def test_a_port_that_is_taken_is_a_mistake_in_one_line(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"--port {port}: cannot be listened on"):
+            make_server(tmp_path, port=port, newest=9, statistics=None)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--port", "70000"], "--port 70000 is outside"),
+        (["--newest", "0"], "--newest 0 must be at least 1"),
+        (["FILE"], "is a file; give the folder of runs"),
+    ],
+)
+def test_mistakes_of_the_command_are_one_line(
+    argv: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert main(["watch", *(str(file) if word == "FILE" else word for word in argv)]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+
+
+def test_without_plotly_it_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise UserError("the report page needs plotly")
+
+    monkeypatch.setattr(page, "_plotly_js", missing)
+    with pytest.raises(UserError, match="needs plotly"):
+        make_server(tmp_path, port=0, newest=9, statistics=None)
