@@ -114,9 +114,14 @@ def command(technique: Technique) -> str | None:
 
 
 def flag(field: str, value: Any) -> str:
-    """A field and its value as `paceline train` reads them."""
+    """A field and its value as a person types them for `paceline train`."""
+    return " ".join(flag_words(field, value))
+
+
+def flag_words(field: str, value: Any) -> list[str]:
+    """The same as a program passes them."""
     *path, leaf = field.replace("_", "-").split(".")
     if isinstance(value, bool):
-        return "--" + ".".join([*path, leaf if value else f"no-{leaf}"])
-    words = value if isinstance(value, tuple) else (value,)
-    return " ".join(["--" + ".".join([*path, leaf]), *map(str, words)])
+        return ["--" + ".".join([*path, leaf if value else f"no-{leaf}"])]
+    values = value if isinstance(value, tuple) else (value,)
+    return ["--" + ".".join([*path, leaf]), *map(str, values)]
