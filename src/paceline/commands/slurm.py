@@ -40,6 +40,24 @@ def run_rank(argv: Sequence[str]) -> None:
         raise RuntimeError(f"rank {place.rank} of {place.world_size} ended with exit code {code}")
 
 
+class SlurmChild:
+    """A job as a child process: `lab.ablate.schedule` waits for it and ends it."""
+
+    def __init__(self, job: Any) -> None:
+        self.job = job
+
+    def poll(self) -> int | None:
+        if not self.job.done():
+            return None
+        return 1 if self.job.exception() else 0
+
+    def ask_to_stop(self) -> None:
+        self.job.cancel()  # Slurm's signal is heard as Ctrl-C is
+
+    def kill(self) -> None:
+        self.job.cancel()
+
+
 def _submitit() -> Any:
     try:
         import submitit
