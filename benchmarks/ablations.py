@@ -2,9 +2,9 @@
 
 python benchmarks/ablations.py --work runs/ablations [--records r18 r17] [--jobs 2]
 
-Leaves benchmarks/results/cpu-ablation-rNN.json, an `ablation.json` with what it is, its command and its machine. Stopped
-and started again it goes on where it was. Sequences of 1,024 tokens, one a step, for 24 steps: enough to see which
-parts act at all, and far from what a whole run at full size would say.
+Leaves benchmarks/results/cpu-ablation-rNN.json, an `ablation.json` with what it is, its command and its machine. It
+goes on where it was stopped. Sequences of 1,024 tokens, one a step, for 24 steps: enough to see which parts act at all,
+and far from what a whole run at full size would say.
 """
 
 import argparse

@@ -7,6 +7,7 @@ Every arm is run with the same seeds, so that arms can be compared seed by seed.
 whatever changes on the machine while they run meets all arms alike, and a series that is stopped early has whole seeds.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,7 +88,7 @@ class Plan:
     def seeds(self) -> list[int]:
         return [self.full.seed + number for number in range(self.choice.seeds)]
 
-    @property
+    @functools.cached_property
     def runs(self) -> list[Run]:
         rates = RATES if self.choice.rates else (1.0,)
         return [self._run(arm, seed, rate) for seed in self.seeds for arm in self.arms for rate in rates]

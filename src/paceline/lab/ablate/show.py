@@ -30,8 +30,9 @@ def show_plan(plan: Plan, console: Console) -> None:
         values = {} if arm.part is None else arm.part.before if arm.kind == "without" else arm.part.after
         table.add_row(arm.name, arm.config.preset, ", ".join(f"{field} {value}" for field, value in values.items()))
     console.print(table)
-    for name, why in plan.left_out:
-        console.print(f"left out: {name}: {why}", highlight=False, markup=False)
+    for why in dict.fromkeys(why for _, why in plan.left_out):
+        names = ", ".join(name for name, reason in plan.left_out if reason == why)
+        console.print(f"left out: {names}: {why}", highlight=False, markup=False)
     rates = ", each at 0.8, 1 and 1.25 of its rates" if plan.choice.rates else ""
     runs = f"{len(plan.arms)} arms x {len(plan.seeds)} seeds{rates}: {len(plan.runs)} runs of {plan.full.steps:,} steps"
     console.print(runs, highlight=False)
@@ -70,7 +71,8 @@ class Progress:
         for name in ended:
             if name not in self.said:
                 self.said.add(name)
-                print(f"{name}: {_cell(series, name)}; {self._left(series)}", file=self.console.file, flush=True)
+                what = series.failed.get(name) or _cell(series, name)
+                print(f"{name}: {what}; {self._left(series)}", file=self.console.file, flush=True)
 
     def _left(self, series: Series) -> str:
         known = duration(self.plan, series.outcomes.values())
@@ -93,7 +95,7 @@ def _cell(series: Series, name: str) -> str:
     if name in series.running:
         return f"step {_steps_done(series, name):,}"
     if name in series.failed:
-        return series.failed[name]
+        return "failed"
     if one.state == "finished" and one.card:
         return f"{one.card.val_loss:.4f}"
     return {"waiting": "·", "unfinished": "stopped", "refused": "not counted"}.get(one.state, one.state)
