@@ -151,6 +151,31 @@ def test_interrupted_and_started_again_it_ends_as_if_it_had_not_been(tmp_path: P
 
 
 @pytest.mark.slow
+def test_runs_as_jobs_of_slurms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By submitit's local executor; a job that fails is told by its own last line."""
+    pytest.importorskip("submitit", reason="needs paceline[slurm]")
+    slurm = [
+        "--launch",
+        "slurm",
+        "--slurm.cluster",
+        "local",
+        "--slurm.minutes",
+        "5",
+        "--slurm.logs",
+        str(tmp_path / "l"),
+    ]
+    command = ["ablate", *ONE_PART, "--seeds", "1", "--json", "--out", str(tmp_path / "a"), *slurm]
+    assert main(command) == 0
+    assert [arm["name"] for arm in json.loads(capsys.readouterr().out)["arms"]] == [
+        "full",
+        "base",
+        "without-softcap-15",
+    ]
+    assert main([*command, "--out", str(tmp_path / "b"), "--data.dir", str(tmp_path / "nowhere")]) == 1
+    assert "full-seed-0: ended with exit code 1" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
 def test_killed_with_its_child_alive_the_folder_stays_closed_until_the_child_has_ended(tmp_path: Path) -> None:
     process = subprocess.Popen(command_line(tmp_path / "a"), stdout=subprocess.DEVNULL)
     while not any((tmp_path / "a").glob("*/config.json")):

@@ -1,7 +1,9 @@
 """`paceline ablate`: what does each part of a record buy? torch is imported by the runs alone."""
 
+import contextlib
 import json
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,6 +181,7 @@ def _slurm_launch(config: SlurmConfig) -> Any:
     from paceline.commands.slurm import SlurmChild, submit
 
     def launch(words: Sequence[str], log: Path, place: int) -> SlurmChild:
-        return SlurmChild(submit(words, config, name=log.stem))
+        with contextlib.redirect_stdout(sys.stderr):  # the answer alone goes to the other stream
+            return SlurmChild(submit(words, config, name=log.stem), log)
 
     return launch

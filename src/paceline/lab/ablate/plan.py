@@ -77,12 +77,12 @@ class Plan:
     full: RunConfig
     choice: Choice
     parts: tuple[Part, ...]
-    """Those that were asked for, the impossible ones included."""
+    """Those that were asked for and can act on this machine, also if no arm of theirs is possible."""
     arms: tuple[Arm, ...]
     left_out: tuple[tuple[str, str], ...]
-    """Name of an arm and why it is not run."""
+    """Name of an arm, or of a part with all its arms, and why it is not run."""
     whole: bool
-    """No part of the diff is missing."""
+    """No part of the diff that can act is missing."""
 
     @property
     def seeds(self) -> list[int]:
@@ -114,28 +114,28 @@ def make_plan(base: RunConfig, full: RunConfig, choice: Choice) -> Plan:
     every = parts_of(base, full)
     if not every:
         raise UserError(f"{base.preset} and {full.preset} do not differ here, so there is nothing to take apart")
-    parts = picked(every, choice.only)
+    reasons = {part.key: idle(part, full, device=choice.device, ranks=choice.ranks) for part in every}
+    wanted = picked(every, choice.only)
+    parts = [part for part in wanted if reasons[part.key] is None]
     arms = [Arm("full", "full", None, full), Arm("base", "base", None, base)]
-    left_out = []
+    left_out = [(part.key, why) for part in wanted if (why := reasons[part.key]) is not None]
     for part in parts:
         for arm in _arms_of(part, base, full, choice):
             if isinstance(arm, Arm):
                 arms.append(arm)
             else:
                 left_out.append(arm)
-    return Plan(base, full, choice, tuple(parts), tuple(arms), tuple(left_out), whole=len(parts) == len(every))
+    whole = len(parts) == sum(why is None for why in reasons.values())
+    return Plan(base, full, choice, tuple(parts), tuple(arms), tuple(left_out), whole)
 
 
 def _arms_of(part: Part, base: RunConfig, full: RunConfig, choice: Choice) -> list[Arm | tuple[str, str]]:
     """The arms of one part; a name and a reason in place of one that there cannot be."""
     kinds: list[tuple[Kind, bool]] = [("without", choice.leave_out), ("with", choice.add)]
-    reason = idle(part, full, device=choice.device, ranks=choice.ranks)
     found: list[Arm | tuple[str, str]] = []
     for kind in [kind for kind, wanted in kinds if wanted]:
         name = f"{kind}-{part.key}"
         try:
-            if reason is not None:
-                raise ConfigError(reason)
             config = part.without(full) if kind == "without" else part.alone(base)
             found.append(Arm(name, kind, part, config))
         except ConfigError as error:

@@ -17,6 +17,7 @@ from paceline.lab.ablate.schedule import Series
 from paceline.metrics.records import read_metrics
 
 REDRAW_S = 1.0
+WIDTH = 150
 BAR = 30
 """Columns of the longest bar of the waterfall."""
 
@@ -177,5 +178,6 @@ def _closing_lines(ablation: Ablation, values: dict) -> list[str]:
 
 
 def console_for(json: bool) -> Console:
-    """Where people read: the error stream, if a program reads the other one."""
-    return Console(file=sys.stderr) if json else Console()
+    """Where people read: the error stream, if a program reads the other one. A file is as wide as the tables are."""
+    file = sys.stderr if json else sys.stdout
+    return Console(file=file, width=None if file.isatty() else WIDTH)
