@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import VERBS
-from paceline.commands import bench, data, doctor, ledger, plan, presets, report, sample, train, verify
+from paceline.commands import ablate, bench, data, doctor, ledger, plan, presets, report, sample, train, verify
 from paceline.core.command_line import parse
 from paceline.recipes.presets import preset
 

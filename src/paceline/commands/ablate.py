@@ -62,7 +62,7 @@ class AblateArgs:
 
 
 def ablate(argv: Sequence[str]) -> int:
-    arguments = _arguments(argv, base_config(argv))
+    arguments = parse_arguments(argv, base_config(argv))
     plan = _plan(argv, arguments)
     from paceline.lab.ablate.show import console_for
 
@@ -71,7 +71,8 @@ def ablate(argv: Sequence[str]) -> int:
     return _dry_run(plan, arguments, folder, console) if arguments.dry_run else _run(plan, arguments, folder, console)
 
 
-def _arguments(argv: Sequence[str], base: RunConfig) -> AblateArgs:
+def parse_arguments(argv: Sequence[str], base: RunConfig) -> AblateArgs:
+    """The flags on top of `base`, which `base_config` made of the same words."""
     defaults = AblateArgs(preset=base.preset, config=base)
     arguments = parse(AblateArgs, argv, verb="ablate", description=HELP, default=defaults)
     if arguments.preset != base.preset:
@@ -90,7 +91,7 @@ def _plan(argv: Sequence[str], arguments: AblateArgs) -> Plan:
     if against is None:
         raise UserError(f"{arguments.preset} has no predecessor; name the preset to compare it with by --against")
     words = [against, *argv[1:], "--steps", str(arguments.config.steps)]
-    older = _arguments(words, base_config(words))
+    older = parse_arguments(words, base_config(words))
     local = arguments.launch == "local"
     choice = Choice(
         scale=arguments.scale,
