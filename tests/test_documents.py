@@ -75,6 +75,8 @@ def test_a_documented_command_parses(command: str) -> None:
         bench.parse_arguments(BENCHES[verb], rest, train.base_config(rest))
     elif verb == "plan":
         plan.parse_arguments(rest, train.base_config(rest))
+    elif verb == "ablate":
+        ablate.parse_arguments(rest, train.base_config(rest))
     elif rest != ["--help"]:
         parse(ARGUMENTS[verb], rest, verb=verb, description="")
 
