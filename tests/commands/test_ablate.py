@@ -201,3 +201,12 @@ def test_the_ablation_of_record_18_at_a_sixteenth(tmp_path: Path) -> None:
     steps = [bar["label"] for bar in found["waterfall"] if bar["kind"] == "step"]
     assert steps == ["padded-tables", "softcap-15", "selective-bf16", "one-adam", "cooldown-share"]
     assert all(one["loss"]["mean"] == 0 for one in found["effects"] if one["technique"] == "one-adam")
+
+
+def test_a_gpu_is_never_shared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    command = ["ablate", "r18-softcap", "--only", "softcap-15", "--dry-run"]  # full size asks for a GPU
+    assert main([*command, "--jobs", "3"]) == 2
+    assert "--jobs 3 exceeds the 2 GPUs here" in capsys.readouterr().err
+    assert main(command) == 0
+    assert "12 runs to make, 2 at a time" in capsys.readouterr().out

@@ -128,7 +128,8 @@ def _ablated(found: Sequence[Ablated]) -> str | None:
     headings = ("run", "part", "seeds", "loss", "p", "verdict", "s a step", "file")
     where = sorted({one.indicative for one in found if one.indicative})
     mark = f"Indicative only ({'; '.join(where)}): this settles nothing about the full size." if where else None
-    return _paragraphs(intro, _table(headings, rows), mark)
+    notes = dict.fromkeys(one.note for one in found if one.note)
+    return _paragraphs(intro, _table(headings, rows), " ".join(notes), mark)
 
 
 def _interval(values: dict[str, Any] | None, digits: int) -> str:

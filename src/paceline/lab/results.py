@@ -240,12 +240,13 @@ class Ablated:
     """An effect of the file."""
     indicative: str | None
     steps: int
+    note: str | None
 
 
 def ablated(technique: Technique, folder: Path = FOLDER) -> list[Ablated]:
     """What ablations say of a technique, in the order of their files."""
     return [
-        Ablated(name, run["preset"], effect["technique"], effect, run["why_indicative"], run["steps"])
+        Ablated(name, run["preset"], effect["technique"], effect, run["why_indicative"], run["steps"], run.get("note"))
         for name in names(folder)
         if ABLATION.fullmatch(name)
         for run in [read(name, folder)]

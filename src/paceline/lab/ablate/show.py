@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
@@ -62,7 +62,7 @@ class Progress:
             self._say(series)
         elif self.clock() - self.drawn_at >= REDRAW_S:
             self.drawn_at = self.clock()
-            self.live.update(self._table(series), refresh=True)
+            self.live.update(Group(self._table(series), self._left(series)), refresh=True)
 
     def _say(self, series: Series) -> None:
         """Each run once, when it has ended. Those that an earlier command had finished are not news."""
@@ -80,7 +80,7 @@ class Progress:
         return told(known, len(series.to_do) + len(series.running), self.jobs)
 
     def _table(self, series: Series) -> Table:
-        table = Table(box=None, pad_edge=False, caption=self._left(series), caption_justify="left")
+        table = Table(box=None, pad_edge=False)
         table.add_column("arm")
         for seed in self.plan.seeds:
             table.add_column(f"seed {seed}", justify="right")
