@@ -128,6 +128,17 @@ def test_a_mistake_costs_one_line(argv: list[str], said: str, capfd: pytest.Capt
     assert said in error
 
 
+def test_a_missing_scipy_is_told_before_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    assert main(["ablate", *ONE_PART, "--out", str(tmp_path / "a")]) == 2
+    assert capsys.readouterr().err == (
+        "paceline: paceline ablate needs scipy for its intervals: pip install 'paceline[report]'\n"
+    )
+    assert not (tmp_path / "a").exists()
+
+
 def command_line(folder: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "paceline.cli", "ablate", *ONE_PART, "--out", str(folder), *more]
 

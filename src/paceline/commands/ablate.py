@@ -1,6 +1,7 @@
 """`paceline ablate`: what does each part of a record buy? torch is imported by the runs alone."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import sys
@@ -153,6 +154,8 @@ def _run(plan: Plan, arguments: AblateArgs, folder: Path, console: Any) -> int:
     from paceline.lab.ablate.schedule import Series, carry_out
     from paceline.lab.ablate.show import Progress, show_ablation, show_plan
 
+    if importlib.util.find_spec("scipy") is None:  # better told before the runs than after them
+        raise UserError("paceline ablate needs scipy for its intervals: pip install 'paceline[report]'")
     jobs, gpus = _jobs(plan, arguments), _gpus(plan)
     with locked(folder) as lock:
         keep_plan(plan, folder)

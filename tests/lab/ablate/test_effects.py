@@ -150,6 +150,16 @@ def test_each_arm_is_judged_at_its_best_rate(tmp_path: Path) -> None:
     assert set(arms["full"]["mean_loss_by_rate"]) == {"0.8", "1", "1.25"}
 
 
+def test_a_rate_that_lost_a_run_is_not_taken_for_the_best(tmp_path: Path) -> None:
+    plan = small_plan(only="softcap-15", seeds=2, add=False, rates=True)
+    write_all(plan, tmp_path, lambda run: loss_of(run) + abs(run.rate - 1))
+    assert concluded(plan, tmp_path).results["full"].rate == 1.0
+    for seed, loss in ((0, 1.0), (1, 9.0)):
+        run = next(run for run in plan.runs if (run.arm, run.rate, run.seed) == ("full", 0.8, seed))
+        write_run(run, tmp_path, loss, finished=seed == 0)
+    assert concluded(plan, tmp_path).results["full"].rate == 1.0
+
+
 def test_the_exchange_rate_is_that_of_the_presets_mean_curve(tmp_path: Path) -> None:
     plan = small_plan(only="softcap-15", seeds=2)
     for run in plan.runs:

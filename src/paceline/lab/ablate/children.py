@@ -52,7 +52,8 @@ class LocalChild:
             self.process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        self.process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # a compiler's workers, too
         self.process.wait()
 
 

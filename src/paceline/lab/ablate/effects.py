@@ -78,21 +78,24 @@ class ArmResult:
 
 
 def arm_results(plan: Plan, found: Sequence[Outcome]) -> dict[str, ArmResult]:
-    """Finished runs by arm, each at the rate with the lowest mean loss over the seeds that all rates have."""
-    results = {}
-    for arm in plan.arms:
-        by_rate: dict[float, dict[int, Outcome]] = {}
-        for one in found:
-            if one.run.arm == arm.name and one.state == "finished":
-                by_rate.setdefault(one.run.rate, {})[one.run.seed] = one
-        if not by_rate:
-            continue
-        tried = {rate: basic.fmean(_loss(one.card) for one in runs.values()) for rate, runs in by_rate.items()}
-        best = min(tried, key=lambda rate: (tried[rate], abs(rate - 1)))
-        chosen = by_rate[best]
-        cards = {seed: one.card for seed, one in chosen.items() if one.card}
-        results[arm.name] = ArmResult(arm, best, tried, cards, {seed: one.run.name for seed, one in chosen.items()})
-    return results
+    """Finished runs by arm, each arm at its best rate."""
+    by_arm: dict[str, dict[float, dict[int, Outcome]]] = {}
+    for one in found:
+        if one.state == "finished":
+            by_arm.setdefault(one.run.arm, {}).setdefault(one.run.rate, {})[one.run.seed] = one
+    return {arm.name: _at_best_rate(arm, by_arm[arm.name]) for arm in plan.arms if arm.name in by_arm}
+
+
+def _at_best_rate(arm: Arm, by_rate: Mapping[float, Mapping[int, Outcome]]) -> ArmResult:
+    """The lowest mean loss decides, among rates that have every seed of the arm: a rate that lost its worst run would
+    look better than it is. If none has them all, the rate nearest to the arm's own is taken."""
+    tried = {rate: basic.fmean(_loss(one.card) for one in runs.values()) for rate, runs in by_rate.items()}
+    seeds = {seed for runs in by_rate.values() for seed in runs}
+    nearest = sorted(by_rate, key=lambda rate: abs(rate - 1))
+    best = min((rate for rate in nearest if by_rate[rate].keys() == seeds), key=tried.__getitem__, default=nearest[0])
+    chosen = by_rate[best]
+    cards = {seed: one.card for seed, one in chosen.items() if one.card}
+    return ArmResult(arm, best, tried, cards, {seed: one.run.name for seed, one in chosen.items()})
 
 
 def effects_of(results: Mapping[str, ArmResult]) -> list[Effect]:
