@@ -17,8 +17,9 @@ from paceline.lab.ablate import children
 from paceline.metrics.card import read_card
 
 TINY = [
-    *("r18-softcap", "--scale", "1/16", "--steps", "3", "--batch.tokens", "128", "--batch.sequence-tokens", "128"),
-    *("--evaluate.tokens", "256", "--evaluate.every", "1", "--train.free-steps", "0", "--train.threads", "1"),
+    *("r18-softcap", "--scale", "1/16", "--steps", "2", "--batch.tokens", "128", "--batch.sequence-tokens", "128"),
+    *("--evaluate.tokens", "128", "--evaluate.every", "1", "--train.free-steps", "0", "--train.threads", "1"),
+    *("--model.num-layers", "6", "--model.layers-without-attention", "4"),
 ]
 ONE_PART = [*TINY, "--only", "softcap-15", "--no-add", "--seeds", "2"]
 
@@ -99,7 +100,7 @@ def test_a_dry_run_names_arms_reasons_and_runs(tmp_path: Path, capsys: pytest.Ca
     assert main(["ablate", *TINY, "--dry-run", "--out", str(tmp_path / "a")]) == 0
     said = " ".join(capsys.readouterr().out.split())
     for words in (
-        *("without-softcap-15", "with-softcap-15", "acts on a GPU only", "12 arms x 3 seeds: 36 runs of 3 steps"),
+        *("without-softcap-15", "with-softcap-15", "acts on a GPU only", "12 arms x 3 seeds: 36 runs of 2 steps"),
         "36 runs to make, 1 at a time; how long is known when the first has ended",
     ):
         assert words in said
@@ -205,7 +206,7 @@ def test_killed_with_its_child_alive_the_folder_stays_closed_until_the_child_has
 @pytest.mark.slow
 def test_the_ablation_of_record_18_at_a_sixteenth(tmp_path: Path) -> None:
     """From one command to a waterfall with all its parts."""
-    words = [*TINY[:5], "8", *TINY[6:], "--seeds", "2", "--jobs", "2", "--out", str(tmp_path / "a")]
+    words = [*TINY, "--steps", "8", "--seeds", "2", "--jobs", "2", "--out", str(tmp_path / "a")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-m", "paceline.cli", "ablate", *words], check=True, env=environment)
     found = read_json(tmp_path / "a" / "ablation.json")

@@ -13,10 +13,10 @@ from paceline.lab.ablate.outcomes import outcomes
 from paceline.lab.ablate.plan import Plan, Run
 from paceline.lab.ablate.result import Ablation, conclude, write_ablation
 
-PLAN = small_plan(only="softcap-15,one-adam", seeds=4)
-LUCK = {0: 0.00, 1: 0.05, 2: -0.03, 3: 0.02}
+PLAN = small_plan(only="softcap-15,one-adam", seeds=3)
+LUCK = {0: 0.00, 1: 0.05, 2: -0.02}
 """What a seed does to all arms alike."""
-JITTER = {0: 0.001, 1: -0.001, 2: 0.0005, 3: -0.0005}
+JITTER = {0: 0.001, 1: -0.001, 2: 0.0}
 """What it does to some."""
 
 
@@ -48,14 +48,14 @@ def test_an_effect_is_with_minus_without_whatever_the_seeds_luck(ablation: Ablat
         assert found.loss.low is not None
         assert found.loss.high is not None
         assert found.loss.low < mean < found.loss.high < 0
-        assert found.n == 4
+        assert found.n == 3
         assert not found.noise
 
 
 def test_what_changes_nothing_is_said_to_change_nothing(ablation: Ablation) -> None:
     found = effect(ablation, "one-adam")
     assert found.noise
-    assert found.words == "With one-adam the loss is the same to the last bit in 4 seeds, by leaving it out."
+    assert found.words == "With one-adam the loss is the same to the last bit in 3 seeds, by leaving it out."
 
 
 def test_words_have_the_numbers(ablation: Ablation) -> None:
@@ -92,9 +92,9 @@ def test_only_seeds_that_both_arms_have_are_compared(tmp_path: Path) -> None:
     (tmp_path / gone / "card.json").unlink()
     (tmp_path / spoilt / "card.json").write_text("{")
     ablation = concluded(PLAN, tmp_path)
-    assert effect(ablation, "softcap-15").n == 2
-    assert effect(ablation, "softcap-15").loss.mean == pytest.approx(-0.1 - (JITTER[0] + JITTER[3]) / 2)
-    assert effect(ablation, "softcap-15", "add-one-in").n == 4
+    assert effect(ablation, "softcap-15").n == 1
+    assert effect(ablation, "softcap-15").loss.mean == pytest.approx(-0.1 - JITTER[0])
+    assert effect(ablation, "softcap-15", "add-one-in").n == 3
     named = dict(ablation.not_counted)
     assert named[gone] == "is not finished"
     assert named[spoilt].startswith("is damaged")
@@ -183,6 +183,6 @@ def test_the_file_is_plain_json_with_the_agreed_keys(ablation: Ablation, tmp_pat
     assert found == json.loads(json.dumps(ablation.as_json()))
     told = {"format", "preset", "against", "scale", "indicative", "why_indicative", "steps", "seeds", "hardware"}
     assert told | {"made", "arms", "effects", "waterfall", "exchange"} <= found.keys()
-    assert found["arms"][0]["runs"] == [f"full-seed-{seed}" for seed in range(4)]
+    assert found["arms"][0]["runs"] == [f"full-seed-{seed}" for seed in range(3)]
     differences = {"loss", "time_at_equal_loss_s", "step_s", "memory_gib"}
     assert found["effects"][0].keys() == differences | {"technique", "title", "kind", "n", "noise", "words"}

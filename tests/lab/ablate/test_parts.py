@@ -23,8 +23,9 @@ def keys(before: str, after: str) -> list[str]:
     return [part.key for part in parts_of(*both(before, after))]
 
 
-@pytest.mark.parametrize("full_size", [False, True], ids=["at 1/16", "full size"])
-@pytest.mark.parametrize(("before", "after"), NEIGHBOURS)
+@pytest.mark.parametrize(
+    ("before", "after", "full_size"), [(*two, False) for two in NEIGHBOURS] + [(*two, True) for two in NEIGHBOURS[-2:]]
+)
 def test_all_parts_together_are_the_diff_and_each_field_is_in_one(before: str, after: str, full_size: bool) -> None:
     base, full = both(before, after, full_size=full_size)
     parts = parts_of(base, full)

@@ -7,6 +7,7 @@ technique explains (a cool-down that follows the length of the run, say) is one 
 length and how it is judged are no parts: arms are compared at equal steps, by the same validations.
 """
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -78,12 +79,12 @@ def judged_alike(base: RunConfig, full: RunConfig) -> RunConfig:
 
 def parts_of(base: RunConfig, full: RunConfig) -> list[Part]:
     """The diff from `base` to `full`, every field that differs in exactly one part."""
-    before, after = preset(base.preset), preset(full.preset)
+    before, after = _techniques_of(base.preset), _techniques_of(full.preset)
     differing = {c.field: c for c in changes(base, full) if not c.field.startswith(NEVER_A_PART)}
     switched = [
         (technique, fields)
         for technique in TECHNIQUES.values()
-        if is_in(technique, before) != is_in(technique, after)
+        if (technique.key in before) != (technique.key in after)
         and (fields := {switch.field for switch in technique.switches} & set(differing))
     ]
     groups = _connected(_largest(switched, after))
@@ -101,8 +102,14 @@ def _between(differing: Mapping[str, Change], fields: set[str]) -> list[Change]:
     return [change for field, change in differing.items() if field in fields]
 
 
-def _part(techniques: list[Technique], fields: list[Change], after: RunConfig) -> Part:
-    came = tuple(technique for technique in techniques if is_in(technique, after))
+@functools.cache
+def _techniques_of(name: str) -> frozenset[str]:
+    """Keys of the techniques that a preset has."""
+    return frozenset(key for key, technique in TECHNIQUES.items() if is_in(technique, preset(name)))
+
+
+def _part(techniques: list[Technique], fields: list[Change], after: frozenset[str]) -> Part:
+    came = tuple(technique for technique in techniques if technique.key in after)
     went = tuple(technique for technique in techniques if technique not in came)
     names = [technique.key for technique in came] + [f"no-{technique.key}" for technique in went]
     titles = [technique.title for technique in came] + [f"{technique.title}, dropped" for technique in went]
@@ -116,9 +123,9 @@ def _part(techniques: list[Technique], fields: list[Change], after: RunConfig) -
     )
 
 
-def _largest(found: list[Switched], after: RunConfig) -> list[Switched]:
+def _largest(found: list[Switched], after: frozenset[str]) -> list[Switched]:
     """Without techniques whose fields another one covers; of equals the one that came stays, not the one that went."""
-    ordered = sorted(found, key=lambda one: (-len(one[1]), not is_in(one[0], after)))
+    ordered = sorted(found, key=lambda one: (-len(one[1]), one[0].key not in after))
     kept: list[Switched] = []
     for technique, fields in ordered:
         if not any(fields <= others for _, others in kept):
