@@ -31,7 +31,6 @@ SERIES = {
     "r16-ranks": "--no-add --only bucket-views,no-buffer-broadcast --batch.tokens 2048 --steps 8 --jobs 1 "
     "--launch slurm --slurm.cluster local --slurm.gpus 2",  # two ranks a run, on the CPU; 2 sequences for them
     "r13": "--no-add --only momentum-warmup,bf16-tables,document-mask,token-window",
-    "r15": "--no-add",
 }
 """By the start of the preset's name, in order of weight; of some, only what is asked most, or it would take hours."""
 RESULTS = Path(__file__).parent / "results"
