@@ -9,7 +9,21 @@ from typing import Any
 import pytest
 
 from paceline.cli import VERBS
-from paceline.commands import bench, compare, data, doctor, ledger, plan, presets, report, sample, train, verify, watch
+from paceline.commands import (
+    ablate,
+    bench,
+    compare,
+    data,
+    doctor,
+    ledger,
+    plan,
+    presets,
+    report,
+    sample,
+    train,
+    verify,
+    watch,
+)
 from paceline.core.command_line import parse
 from paceline.recipes.presets import preset
 
@@ -78,6 +92,8 @@ def test_a_documented_command_parses(command: str) -> None:
         bench.parse_arguments(BENCHES[verb], rest, train.base_config(rest))
     elif verb == "plan":
         plan.parse_arguments(rest, train.base_config(rest))
+    elif verb == "ablate":
+        ablate.parse_arguments(rest, train.base_config(rest))
     elif rest != ["--help"]:
         parse(ARGUMENTS[verb], rest, verb=verb, description="")
 

@@ -36,6 +36,7 @@ VERBS = {
     "bench step": Verb("time and profile a preset's step", "commands.bench:step"),
     "bench gemm": Verb("time a step's matrix products", "commands.bench:gemm"),
     "plan": Verb("foretell a run's time, memory and cost", "commands.plan:plan"),
+    "ablate": Verb("what each part of a record buys", "commands.ablate:ablate"),
     "ledger": Verb("which founding claims hold", "commands.ledger:ledger"),
     "compare": Verb("what runs show, and what is noise", "commands.compare:compare"),
     "board": Verb("rank the runs of a track", "commands.compare:board"),

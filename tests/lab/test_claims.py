@@ -97,5 +97,7 @@ def test_a_program_reads_the_same_as_a_person() -> None:
     written = json.loads(json.dumps(as_json(found)))
     assert [row["claim"] for row in written["claims"]] == [claim.claim for claim in found]
     assert sum(written["counts"].values()) == len(found)
-    measured = [row["measured"] for row in written["claims"] if row["measured"]]
-    assert measured[0]["files"] == ["h200-r17-95.json", "h200-r18-95.json"]
+    (alone,) = [row["measured"] for row in written["claims"] if row["claim"].startswith("The cap alone")]
+    assert alone["files"] == ["h200-r17-95.json", "h200-r18-95.json"]
+    assert alone["figures"][0]["low"] <= alone["figures"][0]["value"] <= alone["figures"][0]["high"]
+    assert alone["indicative"].startswith("scale 1/16, CPU")

@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import PacelineError
-from paceline.lab.results import CPU_PRESETS, Pair, all_series, names, pairs, read, switches_between, told
+from paceline.lab.results import (
+    CPU_PRESETS,
+    Pair,
+    ablated,
+    all_series,
+    looked_up,
+    names,
+    pairs,
+    read,
+    switches_between,
+    told,
+)
 from paceline.lab.technique import Measurement
 from paceline.lab.techniques import TECHNIQUES
 from paceline.recipes.records import PUBLIC
@@ -146,6 +157,32 @@ def test_a_sentence_gets_its_numbers_from_its_files() -> None:
     said = "{0[steps]} steps end at {0[val_loss]:.2f}, the original at {0[original][266]:.2f}"
     measured = Measurement(said=said, files=("h200-track-r18-reference.json",))
     assert told(measured) == "266 steps end at 3.33, the original at 3.31"
+
+
+EFFECT = {"technique": "softcap-15", "kind": "leave-one-out", "n": 3, "loss": {"mean": -0.1, "low": -0.2, "high": 0.0}}
+ADDED = {**EFFECT, "kind": "add-one-in", "loss": {"mean": -0.3, "low": -0.4, "high": -0.2}}
+DROPPED = {**EFFECT, "technique": "a+no-softcap-15"}
+
+
+def test_a_value_is_looked_up_by_its_path(folder: Path) -> None:
+    write(folder, "cpu-ablation-r18.json", {"effects": [EFFECT, ADDED, DROPPED], "steps": 24, "zero": 0})
+
+    def found(at: str) -> Any:
+        return looked_up("cpu-ablation-r18.json", at, folder)
+
+    assert found("effects/softcap-15/add-one-in/loss")["mean"] == -0.3
+    assert found("effects/a+no-softcap-15/leave-one-out/loss/low") == -0.2
+    assert (found("steps"), found("zero")) == (24, 0)
+    for at in ("effects/softcap-30/loss", "effects/softcap-15/backwards", "epochs"):
+        with pytest.raises(PacelineError, match="nothing at"):
+            found(at)
+
+
+def test_what_ablations_say_of_a_technique_is_found_by_its_key(folder: Path) -> None:
+    run = {"preset": "r18-softcap", "why_indicative": "CPU", "steps": 24}
+    write(folder, "cpu-ablation-r18.json", {**run, "effects": [EFFECT, DROPPED, {**EFFECT, "technique": "softcap"}]})
+    found = ablated(TECHNIQUES["softcap-15"], folder)
+    assert [(one.part, one.indicative) for one in found] == [("softcap-15", "CPU"), ("a+no-softcap-15", "CPU")]
 
 
 def test_every_result_file_says_what_it_is_and_when_it_was_made() -> None:

@@ -12,9 +12,9 @@ import paceline
 from paceline.commands import train
 from paceline.core.errors import UserError
 from paceline.core.schema import changes, flatten
-from paceline.lab.claims import claims
-from paceline.lab.results import read, told
-from paceline.lab.technique import Technique, command, is_in, switched_off, switched_on, with_values
+from paceline.lab.claims import Claim, claims
+from paceline.lab.results import looked_up, read, told
+from paceline.lab.technique import Figure, Technique, command, is_in, switched_off, switched_on, with_values
 from paceline.lab.techniques import TECHNIQUES, TOPICS, technique
 from paceline.lab.totals import NEIGHBOURS, TOTALS, whole_record
 from paceline.recipes.presets import preset
@@ -185,10 +185,36 @@ def test_a_number_of_a_claim_is_in_the_file_it_names() -> None:
     assert measured
     for one in measured:
         assert "{" not in one.said
-        known = [number for name in one.files for number in numbers_in(read(name))]
+        known = [number for name in one.sources for number in numbers_in(read(name))]
         for text in re.findall(r"\d+\.(?:\d+)", one.said):
             digits = len(text.partition(".")[2])
             assert text in {f"{number:.{digits}f}" for number in known}, f"{text} is not in {one.files}"
+
+
+FIGURES = [(claim, figure) for claim in claims() if claim.measured for figure in claim.measured.figures]
+
+
+@pytest.mark.parametrize(("claim", "figure"), FIGURES, ids=[f"{figure.file} {figure.at}" for _, figure in FIGURES])
+def test_a_figure_of_a_claim_is_what_stands_at_its_place(claim: Claim, figure: Figure) -> None:
+    """Four digits of it; a difference with its interval and its number of pairs."""
+    found = looked_up(figure.file, figure.at)
+    values = found if isinstance(found, dict) else {"mean": found, "low": None, "high": None}
+    for written, name in ((figure.value, "mean"), (figure.low, "low"), (figure.high, "high")):
+        assert written == (None if values[name] is None else float(f"{values[name]:.4g}")), f"{claim.claim}: {name}"
+    effect, _, _ = figure.at.rpartition("/")
+    if effect.startswith("effects/"):
+        assert figure.n == looked_up(figure.file, effect)["n"]
+
+
+@pytest.mark.parametrize(("claim", "figure"), FIGURES, ids=[f"{figure.file} {figure.at}" for _, figure in FIGURES])
+def test_a_figure_from_a_small_run_is_marked_and_settles_nothing(claim: Claim, figure: Figure) -> None:
+    assert claim.measured is not None
+    why = read(figure.file).get("why_indicative")
+    assert why is None or (claim.measured.indicative or "").startswith(why)
+
+
+def test_enough_claims_have_a_measurement_with_an_interval() -> None:
+    assert len({claim.claim for claim, figure in FIGURES if figure.low is not None}) >= 25
 
 
 def test_a_technique_reads_its_numbers_from_the_files() -> None:

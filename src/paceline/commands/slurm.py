@@ -6,6 +6,7 @@ No torchrun is needed: Slurm starts the ranks, and submitit gives each its place
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import UserError
@@ -38,6 +39,25 @@ def run_rank(argv: Sequence[str]) -> None:
     code = subprocess.run([sys.executable, "-m", "paceline.cli", "train", *argv], check=False).returncode
     if code:  # so that Slurm counts the task as failed; the line that says why is in the log
         raise RuntimeError(f"rank {place.rank} of {place.world_size} ended with exit code {code}")
+
+
+class SlurmChild:
+    """A job as `lab.ablate.schedule` sees a child process: waited for, its words in a file, ended."""
+
+    def __init__(self, job: Any, log: Path) -> None:
+        self.job, self.log = job, log
+
+    def poll(self) -> int | None:
+        if not self.job.done():
+            return None
+        self.log.write_text(f"{self.job.stdout() or ''}{self.job.stderr() or ''}", encoding="utf-8")
+        return 1 if self.job.exception() else 0
+
+    def ask_to_stop(self) -> None:
+        self.job.cancel()  # Slurm's signal is heard as Ctrl-C is
+
+    def kill(self) -> None:
+        self.job.cancel()
 
 
 def _submitit() -> Any:

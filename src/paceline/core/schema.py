@@ -6,6 +6,7 @@ config written by another version never loads half-understood.
 """
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -43,7 +44,7 @@ def from_dict(cls: type[T], data: Any, *, at: str = "") -> T:
     """Build `cls` from what `to_dict` gave. Missing keys take the default where there is one."""
     if not isinstance(data, dict):
         raise ConfigError(f"{at or cls.__name__}: expected an object, got {_show(data)}")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(typing.cast(Any, cls))
     fields = {field.name: field for field in dataclasses.fields(typing.cast(Any, cls))}
     if unknown := sorted(set(data) - set(fields)):
         raise ConfigError(f"{_join(at, unknown[0])}: unknown key; {cls.__name__} has {', '.join(sorted(fields))}")
@@ -52,6 +53,12 @@ def from_dict(cls: type[T], data: Any, *, at: str = "") -> T:
         return cls(**values)
     except TypeError as error:  # a key without a default is missing
         raise ConfigError(f"{at or cls.__name__}: {error}") from None
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    """Evaluating them takes as long as all the rest of reading a config."""
+    return typing.get_type_hints(cls)
 
 
 def _typed(hint: Any, value: Any, at: str) -> Any:

@@ -16,7 +16,18 @@ from paceline.core.command_line import parse
 from paceline.core.errors import PacelineError, UserError
 from paceline.lab.claims import VERDICTS, Claim, Seed, claims, counts, seeds
 from paceline.lab.ledger import count_line
-from paceline.lab.results import Pair, Series, all_series, files_of, pairs, read, switches_between, told
+from paceline.lab.results import (
+    Ablated,
+    Pair,
+    Series,
+    ablated,
+    all_series,
+    files_of,
+    pairs,
+    read,
+    switches_between,
+    told,
+)
 from paceline.lab.technique import Given, Measurement, Switch, Technique, command
 from paceline.lab.techniques import TECHNIQUES, TOPICS
 from paceline.lab.totals import whole_record
@@ -93,11 +104,43 @@ def _value(value: Any) -> str:
 def _measured_technique(technique: Technique) -> str:
     said = [_measured(measurement, "../..") for measurement in technique.measurements]
     compared = [_compared(pair) for pair in pairs(technique)]
-    return _paragraphs(" ".join(said) or None, *compared) or NOT_MEASURED
+    return _paragraphs(" ".join(said) or None, _ablated(ablated(technique)), *compared) or NOT_MEASURED
+
+
+def _ablated(found: Sequence[Ablated]) -> str | None:
+    """The comparisons that isolate a technique, with intervals."""
+    if not found:
+        return None
+    intro = "Isolated by `paceline ablate`: with the part minus without it, 95 % interval, p-values after Holm."
+    rows = [
+        (
+            f"`{one.preset}`, {one.steps} steps",
+            f"`{one.part}`, {'left out' if one.values['kind'] == 'leave-one-out' else 'added alone'}",
+            str(one.values["n"]),
+            _interval(one.values["loss"], 4),
+            "–" if one.values["loss"]["p_holm"] is None else f"{one.values['loss']['p_holm']:.2g}",
+            "not told apart from noise" if one.values["noise"] else "differs",
+            _interval(one.values["step_s"], 3),
+            _files([one.file], "../.."),
+        )
+        for one in found
+    ]
+    headings = ("run", "part", "seeds", "loss", "p", "verdict", "s a step", "file")
+    where = sorted({one.indicative for one in found if one.indicative})
+    mark = f"Indicative only ({'; '.join(where)}): this settles nothing about the full size." if where else None
+    notes = dict.fromkeys(one.note for one in found if one.note)
+    return _paragraphs(intro, _table(headings, rows), " ".join(notes), mark)
+
+
+def _interval(values: dict[str, Any] | None, digits: int) -> str:
+    if values is None:
+        return "–"
+    mean = f"{values['mean']:+.{digits}f}"
+    return mean if values["low"] is None else f"{mean} [{values['low']:+.{digits}f}, {values['high']:+.{digits}f}]"
 
 
 def _measured(measurement: Measurement, root: str) -> str:
-    return f"{told(measurement)} ({_files(measurement.files, root)})"
+    return f"{told(measurement)} ({_files(measurement.sources, root)})"
 
 
 def _compared(pair: Pair) -> str:

@@ -33,7 +33,7 @@ def render_text(found: Sequence[Claim], *, width: int = 120) -> str:
     for heading, share in (("seed", None), ("claim", 5), ("", None), ("what scripts and logs say", 6)):
         table.add_column(heading, ratio=share, no_wrap=share is None)
     for claim in found:
-        measured = f"\nmeasured: {claim.measured.said}" if claim.measured else ""
+        measured = f"\nmeasured: {claim.measured.in_words(claim.measured.said)}" if claim.measured else ""
         table.add_row(f"{claim.seed:03d} (r{claim.record:02d})", claim.claim, claim.verdict, claim.fact + measured)
     text = io.StringIO()
     Console(file=text, width=width, color_system=None, markup=False, highlight=False).print(table)

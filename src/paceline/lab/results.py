@@ -24,6 +24,8 @@ FOLDER = Path(paceline.__file__).parents[2] / "benchmarks" / "results"
 """In a checkout; an installed package has no results."""
 GPU_RUN = re.compile(r"h200-r(\d\d)-\d+\.json")
 """A whole record on one H200 for so many steps."""
+ABLATION = re.compile(r".*-ablation-.*\.json")
+"""An `ablation.json` of `paceline ablate`."""
 CPU_PRESETS = "presets-cpu-scale16.json"
 """Every record at a sixteenth on a CPU."""
 
@@ -108,7 +110,24 @@ def names(folder: Path = FOLDER) -> list[str]:
 
 def told(measurement: Measurement) -> str:
     """The sentence with the numbers of its files: `{0[val_loss]:.4f}` is a value of the first of them."""
-    return measurement.said.format(*map(read, measurement.files))
+    return measurement.in_words(measurement.said.format(*map(read, measurement.files)))
+
+
+def looked_up(file: str, at: str, folder: Path = FOLDER) -> Any:
+    """The value at a path such as `effects/softcap-15/leave-one-out/loss`. In a list, a step of the path picks the
+    entries of which it is a value, and its last step the only one left."""
+    found: Any = read(file, folder)
+    for step in at.split("/"):
+        if isinstance(found, list):
+            found = [entry for entry in found if step in entry.values()]
+            found = found[0] if len(found) == 1 else found
+        elif isinstance(found, dict) and step in found.values():
+            continue  # one of several names that pick an entry, and no other was left
+        else:
+            found = found[step] if isinstance(found, dict) and step in found else None
+        if not found and found != 0:
+            raise PacelineError(f"{file}: nothing at {at}")
+    return found
 
 
 # ---- series of runs
@@ -209,7 +228,38 @@ def switches_between(pair: Pair) -> int:
     return sum(change.field not in ignored for change in changes(preset(first.preset), preset(second.preset)))
 
 
+@dataclass(frozen=True)
+class Ablated:
+    """One comparison of an ablation that isolates a technique, or the part of a diff that it is in."""
+
+    file: str
+    preset: str
+    part: str
+    """`no-KEY`: the record dropped it, and the differences are those of dropping it."""
+    values: dict[str, Any]
+    """An effect of the file."""
+    indicative: str | None
+    steps: int
+    note: str | None
+
+
+def ablated(technique: Technique, folder: Path = FOLDER) -> list[Ablated]:
+    """What ablations say of a technique, in the order of their files."""
+    return [
+        Ablated(name, run["preset"], effect["technique"], effect, run["why_indicative"], run["steps"], run.get("note"))
+        for name in names(folder)
+        if ABLATION.fullmatch(name)
+        for run in [read(name, folder)]
+        for effect in run["effects"]
+        if technique.key in (part.removeprefix("no-") for part in effect["technique"].split("+"))
+    ]
+
+
 def files_of(technique: Technique) -> list[str]:
     """Every result file that the technique's card draws on."""
-    listed: Sequence[Sequence[str]] = [m.files for m in technique.measurements] + [p.files for p in pairs(technique)]
+    listed: Sequence[Sequence[str]] = [
+        *(measurement.sources for measurement in technique.measurements),
+        *(pair.files for pair in pairs(technique)),
+        *((row.file,) for row in ablated(technique)),
+    ]
     return list(dict.fromkeys(name for files in listed for name in files))

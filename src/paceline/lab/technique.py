@@ -37,12 +37,48 @@ class Given:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One number that we measured, with its interval and the place where it can be looked up."""
+
+    what: str
+    """Quantity and unit; of a difference, with the technique minus without it."""
+    value: float
+    low: float | None = None
+    high: float | None = None
+    """Ends of the 95 % interval; None: a single run."""
+    n: int
+    """Runs, or pairs of runs."""
+    file: str
+    """Under benchmarks/results."""
+    at: str
+    """Path inside the file: `effects/softcap-15/leave-one-out/loss` (`results.looked_up`)."""
+
+    def __str__(self) -> str:
+        interval = "" if self.low is None or self.high is None else f"95 %: {self.low:g} to {self.high:g}, "
+        return f"{self.what} {self.value:g} ({interval}n = {self.n})"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measurement:
     said: str
     """What we measured. In a technique's, `{0[val_loss]:.4f}` stands for a value of the first file; a claim is also
     shown where there are no files, and has its numbers written out."""
-    files: tuple[str, ...]
-    """Under benchmarks/results."""
+    files: tuple[str, ...] = ()
+    """Under benchmarks/results; those of the figures need not be named again."""
+    figures: tuple[Figure, ...] = ()
+    indicative: str | None = None
+    """What it was measured on, if that is too small or too slow to settle anything about the full size."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Every file it draws on."""
+        return tuple(dict.fromkeys((*self.files, *(figure.file for figure in self.figures))))
+
+    def in_words(self, said: str) -> str:
+        """`said`, which may have its numbers filled in, with the figures and how far they reach."""
+        figures = f"{'; '.join(map(str, self.figures))}." if self.figures else ""
+        mark = f"Indicative only: {self.indicative}." if self.indicative else ""
+        return " ".join(part for part in (said, figures, mark) if part)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +150,14 @@ def command(technique: Technique) -> str | None:
 
 
 def flag(field: str, value: Any) -> str:
-    """A field and its value as `paceline train` reads them."""
+    """A field and its value as a person types them for `paceline train`."""
+    return " ".join(flag_words(field, value))
+
+
+def flag_words(field: str, value: Any) -> list[str]:
+    """The same as a program passes them."""
     *path, leaf = field.replace("_", "-").split(".")
     if isinstance(value, bool):
-        return "--" + ".".join([*path, leaf if value else f"no-{leaf}"])
-    words = value if isinstance(value, tuple) else (value,)
-    return " ".join(["--" + ".".join([*path, leaf]), *map(str, words)])
+        return ["--" + ".".join([*path, leaf if value else f"no-{leaf}"])]
+    values = value if isinstance(value, tuple) else (value,)
+    return ["--" + ".".join([*path, leaf]), *map(str, values)]

@@ -1,0 +1,194 @@
+"""`paceline ablate`: what does each part of a record buy? torch is imported by the runs alone."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.commands.train import base_config
+from paceline.core.command_line import Bare, Positional, parse
+from paceline.core.environment import environment, usable_cores
+from paceline.core.errors import ConfigError, UserError
+from paceline.lab.ablate.plan import Choice, Plan, keep_plan, make_plan
+from paceline.parallel.config import SlurmConfig
+from paceline.recipes.records import PUBLIC
+from paceline.recipes.scaling import parse_scale
+from paceline.train.config import RunConfig
+
+HELP = """Take the difference between two presets apart: train with and without each of its parts, over several seeds,
+and say what each part does to loss, time and memory, with intervals.
+
+example: paceline ablate r18-softcap --scale 1/16 --steps 20 --out runs/ablate-r18
+
+Flags of `paceline train` apply to all runs. Stopping and giving the same command again goes on where it was."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblateArgs:
+    preset: Positional[str]
+    """The newer preset; `paceline presets` lists them."""
+    against: str | None = None
+    """The older one; None: the preset's predecessor."""
+    seeds: int = 3
+    """Runs of every arm, with --seed and the numbers that follow it."""
+    only: str | None = None
+    """Parts of the diff to look at, with commas between; None: all."""
+    add: bool = True
+    """Runs of the predecessor with one part added."""
+    leave_out: bool = True
+    """Runs of the preset with one part left out."""
+    base: bool = True
+    """Runs of the predecessor itself, which the waterfall begins with; added parts need them in any case."""
+    rates: bool = False
+    """Try each arm at 0.8, 1 and 1.25 of its learning rates and judge it at its best; three times as many runs."""
+    scale: str = "1"
+    """Shrink width, head width, vocabulary, batch and steps together: a number in (0, 1], or 1/16."""
+    out: str | None = None
+    """Folder for the runs and ablation.json; runs/ablate-PRESET otherwise."""
+    jobs: int | None = None
+    """Runs at a time; None: one for each GPU, or one on a CPU."""
+    launch: Literal["local", "slurm"] = "local"
+    """Where runs go: here, or each into a job of Slurm's (`--slurm.*`; needs `paceline[slurm]`)."""
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    keep_checkpoints: bool = False
+    """Keep the checkpoints of finished runs."""
+    dry_run: bool = False
+    """Only say which runs there would be and how long they would take."""
+    json: bool = False
+    """For programs."""
+    config: Bare[RunConfig]
+
+
+def ablate(argv: Sequence[str]) -> int:
+    arguments = parse_arguments(argv, base_config(argv))
+    plan = _plan(argv, arguments)
+    from paceline.lab.ablate.show import console_for
+
+    console = console_for(arguments.json)
+    folder = Path(arguments.out or f"runs/ablate-{arguments.config.preset}")
+    return _dry_run(plan, arguments, folder, console) if arguments.dry_run else _run(plan, arguments, folder, console)
+
+
+def parse_arguments(argv: Sequence[str], base: RunConfig) -> AblateArgs:
+    """The flags on top of `base`, which `base_config` made of the same words."""
+    defaults = AblateArgs(preset=base.preset, config=base)
+    arguments = parse(AblateArgs, argv, verb="ablate", description=HELP, default=defaults)
+    if arguments.preset != base.preset:
+        raise ConfigError(f"the preset {arguments.preset} goes first: paceline ablate {arguments.preset} --flags")
+    for name in ("seeds", "jobs"):
+        if (value := getattr(arguments, name)) is not None and value < 1:
+            raise ConfigError(f"--{name} {value} must be at least 1")
+    parse_scale(arguments.scale)
+    return arguments
+
+
+def _plan(argv: Sequence[str], arguments: AblateArgs) -> Plan:
+    """The same flags on both presets, at the newer one's number of steps."""
+    public = PUBLIC.get(arguments.preset)
+    against = arguments.against or (public.predecessor if public else None)
+    if against is None:
+        raise UserError(f"{arguments.preset} has no predecessor; name the preset to compare it with by --against")
+    words = [against, *argv[1:], "--steps", str(arguments.config.steps)]
+    older = parse_arguments(words, base_config(words))
+    local = arguments.launch == "local"
+    choice = Choice(
+        scale=arguments.scale,
+        seeds=arguments.seeds,
+        only=arguments.only,
+        add=arguments.add,
+        leave_out=arguments.leave_out,
+        base=arguments.base,
+        rates=arguments.rates,
+        device=_device(arguments.config) if local else "cuda" if arguments.slurm.gpus else "cpu",
+        ranks=1 if local else arguments.slurm.nodes * arguments.slurm.ranks_per_node,
+    )
+    return make_plan(older.config, arguments.config, choice)
+
+
+def _device(config: RunConfig) -> str:
+    """What runs here will choose, as far as can be told without torch."""
+    named = config.train.device
+    return named if named != "auto" else "cuda" if "gpu" in environment() else "cpu"
+
+
+def _gpus(plan: Plan) -> list[str]:
+    """What to write into CUDA_VISIBLE_DEVICES, one for each GPU that we may use."""
+    if plan.choice.device != "cuda":
+        return []
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name.strip() for name in visible.split(",") if name.strip()]
+    return [str(number) for number in range(int(environment().get("gpu_count", 1)))]
+
+
+def _jobs(plan: Plan, arguments: AblateArgs) -> int:
+    """How many runs at a time; a GPU is never shared."""
+    if arguments.launch == "slurm":
+        return arguments.jobs or len(plan.runs)
+    gpus = _gpus(plan)
+    if gpus and arguments.jobs is not None and arguments.jobs > len(gpus):
+        raise ConfigError(f"--jobs {arguments.jobs} exceeds the {len(gpus)} GPUs here, and runs do not share one")
+    return arguments.jobs or max(1, len(gpus))
+
+
+def _dry_run(plan: Plan, arguments: AblateArgs, folder: Path, console: Any) -> int:
+    from paceline.lab.ablate.estimate import duration, told
+    from paceline.lab.ablate.outcomes import outcomes
+    from paceline.lab.ablate.show import show_plan
+
+    found = outcomes(plan.runs, folder)
+    known, jobs = duration(plan, found), _jobs(plan, arguments)
+    left = sum(one.state in ("waiting", "unfinished") for one in found)
+    show_plan(plan, console)
+    console.print(told(known, left, jobs), highlight=False)
+    if arguments.json:
+        print(json.dumps({**plan.as_json(), "left_s": known.left(left, jobs) if known else None}, indent=1))
+    return 0
+
+
+def _run(plan: Plan, arguments: AblateArgs, folder: Path, console: Any) -> int:
+    from paceline.lab.ablate.children import local_launch, locked
+    from paceline.lab.ablate.outcomes import outcomes, strangers
+    from paceline.lab.ablate.result import conclude, write_ablation
+    from paceline.lab.ablate.schedule import Series, carry_out
+    from paceline.lab.ablate.show import Progress, show_ablation, show_plan
+
+    if importlib.util.find_spec("scipy") is None:  # better told before the runs than after them
+        raise UserError("paceline ablate needs scipy for its intervals: pip install 'paceline[report]'")
+    jobs, gpus = _jobs(plan, arguments), _gpus(plan)
+    with locked(folder) as lock:
+        keep_plan(plan, folder)
+        series = Series(folder, {one.run.name: one for one in outcomes(plan.runs, folder)})
+        show_plan(plan, console)
+        threads = max(1, usable_cores() // jobs) if jobs > 1 and not gpus else None
+        local = local_launch(gpus=gpus, threads=threads, lock=lock)
+        launch = local if arguments.launch == "local" else _slurm_launch(arguments.slurm)
+        with Progress(plan, jobs, console) as progress:
+            carry_out(series, launch, jobs=jobs, keep_checkpoints=arguments.keep_checkpoints, show=progress)
+        for name in strangers(plan.runs, folder):
+            console.print(f"{folder / name} is no run of this ablation and is left alone", highlight=False)
+        if series.stopped_by is not None:
+            console.print(f"{folder}: stopped; the same command goes on where it was", highlight=False)
+            return 128 + series.stopped_by
+        ablation = conclude(plan, outcomes(plan.runs, folder), series.failed)
+        path = write_ablation(ablation, folder)
+    show_ablation(ablation, console)
+    console.print(f"{path}", highlight=False)
+    if arguments.json:
+        print(json.dumps(ablation.as_json(), indent=1))
+    return 1 if ablation.not_counted else 0
+
+
+def _slurm_launch(config: SlurmConfig) -> Any:
+    """Each run a job; Slurm decides how many of them run at a time."""
+    from paceline.commands.slurm import SlurmChild, submit
+
+    def launch(words: Sequence[str], log: Path, place: int) -> SlurmChild:
+        with contextlib.redirect_stdout(sys.stderr):  # the answer alone goes to the other stream
+            return SlurmChild(submit(words, config, name=log.stem), log)
+
+    return launch

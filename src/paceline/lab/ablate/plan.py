@@ -1,0 +1,192 @@
+"""Arms and runs of an ablation, decided before the first of them starts. No torch.
+
+full      the newer preset               without X  full, with the part X as the predecessor has it
+base      its predecessor                with X     base, with the part X as the newer preset has it
+
+Every arm is run with the same seeds, so that arms can be compared seed by seed. Runs are ordered by seed, then by arm:
+whatever changes on the machine while they run meets all arms alike, and a series that is stopped early has whole seeds.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.core.errors import ConfigError, UserError
+from paceline.core.files import write_json
+from paceline.core.schema import changes, flatten, read_json
+from paceline.lab.ablate.parts import Part, idle, judged_alike, parts_of, picked
+from paceline.lab.technique import flag_words, with_values
+from paceline.recipes.presets import preset
+from paceline.recipes.scaling import parse_scale, scaled, with_steps
+from paceline.train.config import RunConfig
+
+PLAN_FILE = "plan.json"
+FORMAT = 1
+RATES = (1.0, 0.8, 1.25)
+"""Factors on all rates, of the three-point check."""
+RATE_FIELDS = (
+    "optim.muon.lr",
+    *(f"optim.adam.{name}_lr" for name in ("embedding", "head", "scalar", "matrix")),
+)
+Kind = Literal["full", "base", "without", "with"]
+
+
+@dataclass(frozen=True)
+class Arm:
+    name: str
+    kind: Kind
+    part: Part | None
+    config: RunConfig
+    """With the first seed."""
+
+
+@dataclass(frozen=True)
+class Run:
+    name: str
+    """Of its folder."""
+    arm: str
+    seed: int
+    rate: float
+    """Factor on all rates of the arm."""
+    config: RunConfig
+    words: tuple[str, ...]
+    """What follows `paceline train`, without the folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What is asked of a diff."""
+
+    scale: str = "1"
+    seeds: int = 3
+    only: str | None = None
+    add: bool = True
+    leave_out: bool = True
+    base: bool = True
+    """Run the predecessor itself, where no added part needs it either: for the waterfall."""
+    rates: bool = False
+    device: str = "cpu"
+    """What the runs will use: cpu or cuda."""
+    ranks: int = 1
+    """Processes of each run."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    base: RunConfig
+    full: RunConfig
+    choice: Choice
+    parts: tuple[Part, ...]
+    """Those that were asked for and can act on this machine, also if no arm of theirs is possible."""
+    arms: tuple[Arm, ...]
+    left_out: tuple[tuple[str, str], ...]
+    """Name of an arm, or of a part with all its arms, and why it is not run."""
+    whole: bool
+    """No part of the diff that can act is missing."""
+
+    @property
+    def seeds(self) -> list[int]:
+        return [self.full.seed + number for number in range(self.choice.seeds)]
+
+    @functools.cached_property
+    def runs(self) -> list[Run]:
+        rates = RATES if self.choice.rates else (1.0,)
+        return [self._run(arm, seed, rate) for seed in self.seeds for arm in self.arms for rate in rates]
+
+    def _run(self, arm: Arm, seed: int, rate: float) -> Run:
+        config = replace(_at_rate(arm.config, rate), seed=seed)
+        at = "" if rate == 1.0 else f"-rate-{rate:g}"
+        return Run(f"{arm.name}{at}-seed-{seed}", arm.name, seed, rate, config, _words(config, self.choice.scale))
+
+    def as_json(self) -> dict[str, Any]:
+        """What decides the runs; a folder that was begun with another one is refused."""
+        return {
+            "format": FORMAT,
+            "preset": self.full.preset,
+            "against": self.base.preset,
+            "runs": [{"folder": run.name, "train": list(run.words)} for run in self.runs],
+        }
+
+
+def make_plan(base: RunConfig, full: RunConfig, choice: Choice) -> Plan:
+    """`base` and `full` as `paceline train` would run them, at the same number of steps."""
+    base = judged_alike(base, full)
+    every = parts_of(base, full)
+    if not every:
+        raise UserError(f"{base.preset} and {full.preset} do not differ here, so there is nothing to take apart")
+    reasons = {part.key: idle(part, full, device=choice.device, ranks=choice.ranks) for part in every}
+    wanted = picked(every, choice.only)
+    parts = [part for part in wanted if reasons[part.key] is None]
+    arms = [Arm("full", "full", None, full)]
+    if choice.base or choice.add:
+        arms.append(Arm("base", "base", None, base))
+    left_out = [(part.key, why) for part in wanted if (why := reasons[part.key]) is not None]
+    for part in parts:
+        for arm in _arms_of(part, base, full, choice):
+            if isinstance(arm, Arm):
+                arms.append(arm)
+            else:
+                left_out.append(arm)
+    whole = len(parts) == sum(why is None for why in reasons.values())
+    return Plan(base, full, choice, tuple(parts), tuple(arms), tuple(left_out), whole)
+
+
+def _arms_of(part: Part, base: RunConfig, full: RunConfig, choice: Choice) -> list[Arm | tuple[str, str]]:
+    """The arms of one part; a name and a reason in place of one that there cannot be."""
+    kinds: list[tuple[Kind, bool]] = [("without", choice.leave_out), ("with", choice.add)]
+    found: list[Arm | tuple[str, str]] = []
+    for kind in [kind for kind, wanted in kinds if wanted]:
+        name = f"{kind}-{part.key}"
+        try:
+            config = part.without(full) if kind == "without" else part.alone(base)
+            found.append(Arm(name, kind, part, config))
+        except ConfigError as error:
+            found.append((name, str(error)))
+    return found
+
+
+def _at_rate(config: RunConfig, rate: float) -> RunConfig:
+    if rate == 1.0:
+        return config
+    values = dict(flatten(config))
+    return with_values(config, {name: values[name] * rate for name in RATE_FIELDS})
+
+
+def _words(config: RunConfig, scale: str) -> tuple[str, ...]:
+    """The command that makes this config: a preset, shrunk and shortened, and a flag for all that differs then."""
+    start = with_steps(scaled(preset(config.preset), parse_scale(scale)), config.steps)
+    flags = [word for change in changes(start, config) for word in flag_words(change.field, change.after)]
+    return (config.preset, "--scale", scale, "--steps", str(config.steps), *flags, "--no-finish")
+
+
+def keep_plan(plan: Plan, folder: Path) -> None:
+    """Write the plan into the folder, or make sure that it is the one that the folder was begun with."""
+    path = folder / PLAN_FILE
+    if not path.exists():
+        if folder.is_dir() and any(not child.name.startswith(".") for child in folder.iterdir()):
+            raise UserError(f"--out {folder}: holds other things and no {PLAN_FILE}; choose another folder")
+        write_json(path, plan.as_json())
+    elif (there := read_json(path)) != plan.as_json():
+        differs = _difference(there, plan.as_json())
+        raise UserError(f"--out {folder}: {differs}; choose another folder, or the same flags")
+
+
+def _difference(there: Any, wanted: dict[str, Any]) -> str:
+    """Where two plans part, in a few words."""
+    if not isinstance(there, dict) or not isinstance(there.get("runs"), list):
+        return f"its {PLAN_FILE} is not a plan of ours"
+    if (theirs := len(there["runs"])) != (ours := len(wanted["runs"])):
+        return f"was begun with {theirs} runs, this command has {ours}"
+    for key in ("preset", "against", "format"):
+        if there.get(key) != wanted[key]:
+            return f"was begun with {key} {there.get(key)}, this command has {wanted[key]}"
+    pairs = zip(there["runs"], wanted["runs"], strict=True)
+    theirs_run, our_run = next((one, other) for one, other in pairs if one != other)
+    return f"was begun with `{_shown(theirs_run)}` where this command has `{_shown(our_run)}`"
+
+
+def _shown(run: Any) -> str:
+    words: Sequence[str] = run.get("train", []) if isinstance(run, dict) else []
+    return " ".join(["paceline train", *map(str, words)])
