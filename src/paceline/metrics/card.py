@@ -29,6 +29,12 @@ class FieldChange:
     after: bool | int | float | str | list | None
 
 
+SAME_EXPERIMENT = (
+    "seed", "data.dir", "evaluate.every", "checkpoint.", "metrics.", "train.stop_after", "train.threads",
+    "train.memory_limit_gib",
+)  # fmt: skip
+"""Fields, or beginnings of their names, that make no other experiment of a run: they change nothing of what is computed
+but, at most, its last bits. Data count by their fingerprint, not by their folder."""
 LOSS_COLUMNS = ("step", "val_loss", "val_bpb", "train_s", "wall_s")
 """Meaning of a row of `RunCard.losses`."""
 
