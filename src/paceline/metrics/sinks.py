@@ -102,7 +102,12 @@ class FanOut:
                 if sink.required:
                     raise
                 self._sinks.remove(sink)
-                self._warn(f"warning: {sink.name} failed and gets no more records ({type(error).__name__}: {error})")
+                self._warn(f"warning: {sink.name} failed and gets no more records ({_first_line(error)})")
+
+
+def _first_line(error: Exception) -> str:
+    said = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+    return said.splitlines()[0]
 
 
 def fan_out(sinks: Iterable[Sink], *, warn: Callable[[str], None] | None = None) -> FanOut:

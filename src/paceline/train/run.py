@@ -23,7 +23,8 @@ from paceline.metrics.flops import mean_flops_per_token, utilisation
 from paceline.metrics.memory import peak_bytes
 from paceline.metrics.meter import Meter, seconds_since_launch
 from paceline.metrics.records import EvalRecord, read_metrics
-from paceline.metrics.sinks import JsonlSink, fan_out
+from paceline.metrics.sinks import FanOut, JsonlSink, fan_out
+from paceline.metrics.trackers import Tracked, check_installed, trackers
 from paceline.parallel.meeting import joined
 from paceline.parallel.ranks import ALONE, Ranks
 from paceline.train.assemble import Machine, Parts, inspect_machine
@@ -101,6 +102,7 @@ def resume_run(
 @contextmanager
 def _launched(config: RunConfig, folder: RunFolder, preset: RunConfig, ranks: Ranks) -> Iterator[_Launch]:
     """Ranks are joined, signals are heard, and a full disk is told in one line."""
+    check_installed(config.metrics)
     resolved, machine = inspect_machine(config, ranks)
     with joined(ranks, machine.device, agreed_facts(config), config.parallel), stop_on_signals() as stop:
         try:
@@ -213,7 +215,7 @@ def _train(launch: _Launch, parts: Parts, card: RunCard, position: Position) -> 
         wait=_waiter(parts.machine),
     )
     log = JsonlSink(folder.metrics, position=position.metrics_bytes) if ranks.first else None
-    sink = fan_out([log, ConsoleSink(steps=config.steps, start_step=position.step)] if log else [])
+    sink = _sinks(launch, log, card, position)
     trainer = Trainer(
         parts,
         folder,
@@ -246,6 +248,22 @@ def _train(launch: _Launch, parts: Parts, card: RunCard, position: Position) -> 
         raise PacelineError(f"{card.notes[-1]}; go on with --resume {folder.path}, or from earlier with --rewind STEP")
     write(card)
     return Finished(card, parts, 0 if card.finished else launch.stop.exit_code)
+
+
+def _sinks(launch: _Launch, log: JsonlSink | None, card: RunCard, position: Position) -> FanOut:
+    """Where records go; nowhere from ranks that write nothing."""
+    if log is None:
+        return fan_out([])
+    config = launch.config
+    run = Tracked(
+        folder=launch.folder.path,
+        name=card.name,
+        started=card.started,
+        start_step=position.step,
+        settings=to_dict(config),
+    )
+    console = ConsoleSink(steps=config.steps, start_step=position.step)
+    return fan_out([log, console, *trackers(config.metrics, run)])
 
 
 def _waiter(machine: Machine) -> Callable[[], object]:
