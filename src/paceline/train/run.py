@@ -23,7 +23,7 @@ from paceline.metrics.flops import mean_flops_per_token, utilisation
 from paceline.metrics.memory import peak_bytes
 from paceline.metrics.meter import Meter, seconds_since_launch
 from paceline.metrics.records import EvalRecord, read_metrics
-from paceline.metrics.sinks import FanOut, JsonlSink, fan_out
+from paceline.metrics.sinks import CallbackSink, FanOut, JsonlSink, OnRecord, fan_out
 from paceline.metrics.trackers import Tracked, check_installed, trackers
 from paceline.parallel.meeting import joined
 from paceline.parallel.ranks import ALONE, Ranks
@@ -60,6 +60,10 @@ class _Launch:
     """What the card's diff is taken against."""
     ranks: Ranks
     stop: StopRequest
+    on_record: OnRecord | None = None
+    """Whom the first rank tells, besides files and console."""
+    age: Callable[[], float] = seconds_since_launch
+    """Seconds since the launch."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +77,20 @@ class _Found:
 
 
 def start_run(
-    config: RunConfig, folder: RunFolder, *, preset: RunConfig, ranks: Ranks = ALONE, again: bool = False
+    config: RunConfig,
+    folder: RunFolder,
+    *,
+    preset: RunConfig,
+    ranks: Ranks = ALONE,
+    again: bool = False,
+    on_record: OnRecord | None = None,
+    age: Callable[[], float] = seconds_since_launch,
 ) -> Finished:
     """Train from step 0. `preset` is what the card's diff is taken against. `folder` is the first rank's word. `again`:
-    a launch that restarts itself may have filled it before; then go on from what it has saved, if anything."""
+    a launch that restarts itself may have filled it before; then go on from what it has saved, if anything.
+    `on_record` and `age` are for a process that does more than this run; see `_Launch`."""
     with _launched(config, folder, preset, ranks) as launch:
+        launch = replace(launch, on_record=on_record, age=age)
         if not again:
             return _begin(launch)
         folder, found = ranks.from_first(lambda: (folder, _find(folder)))
@@ -211,7 +224,7 @@ def _train(launch: _Launch, parts: Parts, card: RunCard, position: Position) -> 
         free_steps=config.train.free_steps,
         tokens_per_step=config.batch.tokens,
         resumed=position.clocks,
-        already_s=seconds_since_launch(),
+        already_s=launch.age(),
         wait=_waiter(parts.machine),
     )
     log = JsonlSink(folder.metrics, position=position.metrics_bytes) if ranks.first else None
@@ -263,7 +276,8 @@ def _sinks(launch: _Launch, log: JsonlSink | None, card: RunCard, position: Posi
         settings=to_dict(config),
     )
     console = ConsoleSink(steps=config.steps, start_step=position.step)
-    return fan_out([log, console, *trackers(config.metrics, run)])
+    callback = [] if launch.on_record is None else [CallbackSink(launch.on_record, launch.stop.ask)]
+    return fan_out([log, console, *trackers(config.metrics, run), *callback])
 
 
 def _waiter(machine: Machine) -> Callable[[], object]:
