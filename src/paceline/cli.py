@@ -31,6 +31,7 @@ VERBS = {
     "diff": Verb("what changed between two presets", "commands.presets:diff"),
     "sample": Verb("let a trained run write", "commands.sample:sample"),
     "data prepare": Verb("text to shards", "commands.data:prepare"),
+    "data download": Verb("public data to a folder", "commands.data:download"),
     "data verify": Verb("check the hashes of shards", "commands.data:verify"),
     "data stats": Verb("documents, lengths, tokens", "commands.data:stats"),
     "bench step": Verb("time and profile a preset's step", "commands.bench:step"),
