@@ -30,6 +30,7 @@ VERBS = {
     "presets": Verb("list the presets", "commands.presets:presets"),
     "diff": Verb("what changed between two presets", "commands.presets:diff"),
     "sample": Verb("let a trained run write", "commands.sample:sample"),
+    "evaluate": Verb("judge a trained run: loss, bits per byte, tasks", "commands.evaluate:evaluate"),
     "data prepare": Verb("text to shards", "commands.data:prepare"),
     "data download": Verb("public data to a folder", "commands.data:download"),
     "data verify": Verb("check the hashes of shards", "commands.data:verify"),
