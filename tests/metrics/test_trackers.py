@@ -168,6 +168,13 @@ def test_weights_and_biases_itself_offline(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
 
 
+def test_trackio_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "tracked"))
+    pytest.importorskip("trackio")
+    assert write(tmp_path, PROJECTS["trackio"]) == []
+    assert (tmp_path / "tracked" / "speed.db").exists()
+
+
 # ---- hanging
 
 
