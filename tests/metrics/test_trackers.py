@@ -1,5 +1,6 @@
 """Trackers: TensorBoard's files read back, and libraries that raise or hang at any call without costing the run."""
 
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -226,6 +227,11 @@ def test_a_tracker_that_hangs_at_the_end_is_left_behind(hanging: Hanging) -> Non
     sinks.step(step_record(1))
     sinks.close()
     assert warnings == ["warning: tracker failed and gets no more records (not done 0 s after the run)"]
+
+
+def test_a_tracker_that_never_returns_does_not_keep_the_process() -> None:
+    code = "import time\nfrom paceline.metrics.apart import Apart\nApart('tracker', lambda: time.sleep(3600))"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
 def test_a_tracker_that_falls_too_far_behind_is_dropped(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
