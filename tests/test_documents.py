@@ -29,7 +29,7 @@ from paceline.core.command_line import parse
 from paceline.recipes.presets import preset
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ARGUMENTS = {
     "presets": presets.PresetsArgs,
     "diff": presets.DiffArgs,
