@@ -56,6 +56,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: object, code: int = 2) -
 
 def test_transformers_loads_it_and_writes_the_same_text(trained: Path, hf: Path) -> None:
     assert {path.name for path in hf.iterdir()} == HF_FILES
+    assert len({path.stat().st_mode for path in hf.iterdir()}) == 1  # whoever may read one may read all
     tokenizer = AutoTokenizer.from_pretrained(hf, trust_remote_code=True)
     model, report = AutoModelForCausalLM.from_pretrained(hf, trust_remote_code=True, output_loading_info=True)
     assert not any(report.values())

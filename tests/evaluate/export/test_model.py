@@ -1,8 +1,10 @@
 """The exported model is ours: the same logits for every preset, with a cache, and in a batch with padding."""
 
 import ast
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -114,16 +116,54 @@ def test_a_batch_of_unequal_prompts_generates_what_each_generates_alone_with_and
         assert cached[row, batch["input_ids"].size(1) :][: len(alone)].tolist() == alone
 
 
-def test_pieces_of_any_length_give_the_logits_of_the_whole() -> None:
-    model = small("blocks")
-    other, tokens, cache = exported(model, window=256), drawn(3, 300), None
-    found = []
-    for piece in tokens.split([1, 130, 1, 126, 42], dim=1):
+def logits_by_pieces(other: PacelineForCausalLM, pieces: Iterable[Tensor]) -> Tensor:
+    """Each piece after those before it, which are in the cache."""
+    cache, found = None, []
+    for piece in pieces:
         with torch.no_grad():
             output = other(piece, past_key_values=cache)
         cache = output.past_key_values
         found.append(output.logits)
-    torch.testing.assert_close(torch.cat(found, dim=1), our_logits(model, tokens, 256), **FP32)
+    return torch.cat(found, dim=1)
+
+
+def test_pieces_of_any_length_give_the_logits_of_the_whole() -> None:
+    model, tokens = small("blocks"), drawn(3, 300)
+    found = logits_by_pieces(exported(model, window=256), tokens.split([1, 130, 1, 126, 42], dim=1))
+    torch.testing.assert_close(found, our_logits(model, tokens, 256), **FP32)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"value_path": "residual"},
+        {"value_path": "layerwise", "value_lambdas": 1},
+        {"value_path": "mirrored", "value_storage": "chunks"},
+        {"value_path": "plain"},
+        {"qkv": "fused"},
+        {"qk_norm": "after_rotary", "activation": "gelu", "attention_branch_scale": 0.3},
+        {"tied_head": True, "embedding_multiple": 16},
+        {"layers_without_attention": (0, -1)},
+        {"x0_mix": False, "unet_skips": False, "document_mask": False, "softcap": None, "embedding_norm": True},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_switches_in_other_combinations_than_the_presets_are_exported_too(changes: dict[str, Any]) -> None:
+    model, tokens = small("blocks", **changes), drawn(2, 200)
+    found = logits_by_pieces(exported(model, window=128), tokens.split([140, 60], dim=1))
+    torch.testing.assert_close(found, our_logits(model, tokens, 128), **FP32)
+
+
+def test_padding_between_tokens_shifts_nothing_and_opens_no_document() -> None:
+    """As when texts of a batch that are already in the cache go on with texts of unequal length."""
+    model, tokens, gap = small("blocks"), drawn(1, 200), 130
+    tokens[0, 50:] += tokens[0, 50:] == 0
+    filled = torch.cat([tokens[:, :100], tokens.new_zeros(1, gap), tokens[:, 100:]], dim=1)
+    real = torch.ones_like(filled)
+    real[:, 100 : 100 + gap] = 0
+    with torch.no_grad():
+        found = exported(model, window=256)(filled, attention_mask=real).logits
+    torch.testing.assert_close(found[real.bool()], our_logits(model, tokens, 256)[0], **FP32)
 
 
 def test_beams_take_their_documents_and_positions_with_them() -> None:

@@ -64,7 +64,7 @@ def attention_mask_of(config: PacelineConfig, positions_BS: Tensor, documents_BS
         block = config.block_tokens
         seen &= q // block - k // block < -(-config.window_tokens // block)
     slots = torch.arange(k.size(-1), device=k.device)
-    seen |= slots[-queries:, None] == slots  # else padding would see nothing, and the mean of nothing is no number
+    seen |= slots[-queries:, None] == slots  # else padding would see nothing, of which torch before 2.5 makes NaN
     return seen[:, None]
 
 
