@@ -20,6 +20,7 @@ from paceline.commands import (
     presets,
     report,
     sample,
+    serve,
     train,
     verify,
     watch,
@@ -41,6 +42,7 @@ ARGUMENTS = {
     "board": compare.BoardArgs,
     "report": report.ReportArgs,
     "doctor": doctor.DoctorArgs,
+    "serve": serve.ServeArgs,
     "verify": verify.VerifyArgs,
     "watch": watch.WatchArgs,
 }

@@ -30,6 +30,7 @@ VERBS = {
     "presets": Verb("list the presets", "commands.presets:presets"),
     "diff": Verb("what changed between two presets", "commands.presets:diff"),
     "sample": Verb("let a trained run write", "commands.sample:sample"),
+    "serve": Verb("answer the completions protocol with a run", "commands.serve:serve"),
     "data prepare": Verb("text to shards", "commands.data:prepare"),
     "data verify": Verb("check the hashes of shards", "commands.data:verify"),
     "data stats": Verb("documents, lengths, tokens", "commands.data:stats"),

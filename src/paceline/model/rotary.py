@@ -34,7 +34,8 @@ def rotary_tables(config: RotaryConfig, head_dim: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x_BTHD: Tensor, cos: Tensor, sin: Tensor, config: RotaryConfig) -> Tensor:
-    """Turn the first P pairs of every head by rows (T, P) or (B, T, P). Returns x's shape and dtype; the other pairs pass through untouched."""
+    """Turn the first P pairs of every head by rows (T, P) or (B, T, P). Returns x's shape and dtype; the other pairs
+    pass through untouched."""
     dtype = torch.float32 if config.arithmetic == "fp32" else x_BTHD.dtype
     cos, sin = cos[..., None, :].to(dtype), sin[..., None, :].to(dtype)
     pairs, half = cos.size(-1), x_BTHD.size(-1) // 2
