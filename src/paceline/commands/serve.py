@@ -34,7 +34,7 @@ class ServeArgs:
 def serve(argv: Sequence[str]) -> int:
     arguments = parse(ServeArgs, argv, verb="serve", description=HELP)
     try:
-        from paceline.evaluate.serving.app import make_app
+        from paceline.evaluate.serving.app import make_app, make_engine
         from paceline.evaluate.serving.listen import listen, serve_until_interrupted
     except ImportError as error:
         if error.name not in ("starlette", "uvicorn"):
@@ -45,7 +45,9 @@ def serve(argv: Sequence[str]) -> int:
 
     limits, name = arguments.limits, open_run(arguments.run).path.resolve().name
     with listen(arguments.host, arguments.port) as listening:
-        app = make_app(load_run(arguments.run), name, limits, hosts=HOSTS | {arguments.host.lower()})
+        run = load_run(arguments.run)
+        engine = make_engine(run, limits)
+        app = make_app(engine, run.tokenizer, name, limits, hosts=HOSTS | {arguments.host.lower()})
         print(f"http://localhost:{listening.getsockname()[1]}/ serves {name}; Ctrl-C ends", flush=True)
-        serve_until_interrupted(app, listening, texts=limits.max_streams + limits.max_queue)
+        serve_until_interrupted(app, listening, texts=engine.room)
     return 0

@@ -48,8 +48,12 @@ class Server:
     tokenizer: Tokenizer
     engine: Engine
     limits: ServeConfig
-    max_tokens: int
     started: int
+
+    @property
+    def max_tokens(self) -> int:
+        """Of prompt and text together."""
+        return self.engine.batcher.decoder.max_tokens
 
     async def models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [model_card(self.name, self.started)]})
@@ -92,8 +96,9 @@ class Server:
         return bytes(body)
 
     def _parse(self, body: dict[str, Any]) -> Completion:
-        room = self.limits.max_streams + self.limits.max_queue
-        return parse_completion(body, self.tokenizer, model=self.name, max_tokens=self.max_tokens, max_choices=room)
+        return parse_completion(
+            body, self.tokenizer, model=self.name, max_tokens=self.max_tokens, max_choices=self.engine.room
+        )
 
     def _open(self, asked: Completion, *, deadline: float) -> Reply:
         streams = [
@@ -232,13 +237,18 @@ async def _gone(_: Request, __: Exception) -> Response:
     return Response(status_code=GONE)
 
 
-def make_app(run: LoadedRun, name: str, limits: ServeConfig, *, hosts: frozenset[str] = HOSTS) -> ASGIApp:
-    """`name`: what the model is called; `hosts`: what this server may be called."""
+def make_engine(run: LoadedRun, limits: ServeConfig) -> Engine:
     positions = run.model.config.rotary.max_tokens
     max_tokens = min(limits.max_tokens or positions, positions)
     batcher = Batcher(run.model, window=run.window, slots=limits.max_streams, max_tokens=max_tokens)
-    engine = Engine(batcher, room=limits.max_streams + limits.max_queue)
-    server = Server(name, run.tokenizer, engine, limits, max_tokens, int(time.time()))
+    return Engine(batcher, room=limits.max_streams + limits.max_queue)
+
+
+def make_app(
+    engine: Engine, tokenizer: Tokenizer, name: str, limits: ServeConfig, *, hosts: frozenset[str] = HOSTS
+) -> ASGIApp:
+    """`name`: what the model is called; `hosts`: what this server may be called."""
+    server = Server(name, tokenizer, engine, limits, int(time.time()))
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

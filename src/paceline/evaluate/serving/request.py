@@ -1,4 +1,4 @@
-"""A request of the completions protocol, checked field by field. Every mistake is a `RefusedError` that names its field.
+"""A request of the completions protocol, checked field by field. Every mistake is an error that names the field.
 
 Unknown fields are refused: a setting that does nothing is worse than one that is not there. Fields of the protocol that
 are not built may be sent with the value that changes nothing.
