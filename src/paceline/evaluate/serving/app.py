@@ -20,6 +20,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from paceline.core.errors import UserError
 from paceline.core.loopback import HOSTS, headers, host_of
 from paceline.data.tokenizer import Tokenizer
 from paceline.evaluate.config import SamplingConfig
@@ -238,8 +239,11 @@ async def _gone(_: Request, __: Exception) -> Response:
 
 
 def make_engine(run: LoadedRun, limits: ServeConfig) -> Engine:
-    positions = run.model.config.rotary.max_tokens
-    max_tokens = min(limits.max_tokens or positions, positions)
+    max_tokens, positions = limits.max_tokens, run.model.config.rotary.max_tokens
+    if max_tokens is None:
+        max_tokens = positions
+    elif max_tokens > positions:
+        raise UserError(f"--max-tokens {max_tokens:,}: the model has positions for {positions:,}; lower it")
     batcher = Batcher(run.model, window=run.window, slots=limits.max_streams, max_tokens=max_tokens)
     return Engine(batcher, room=limits.max_streams + limits.max_queue)
 
