@@ -28,7 +28,7 @@ from paceline.core.files import write_json
 from paceline.core.schema import to_dict
 
 TARGETS = {"one_stream_tokens_per_s": 300.0, "errors": 0, "growth_mib": 16.0}
-"""The first at least, the others at most. 16 MiB: a sixth of the demo's cache, so no part of it can have leaked."""
+"""The first at least, the others at most. 16 MiB: a ninth of the cache of 64 streams of the demo."""
 PROMPT_WORDS = ("Return", "the", "number", "of", "items", "in", "list", "that", "are", "not", "None", "and", "raise")
 NEW_TOKENS = (50, 400)
 LEFT_SHARE = 0.05

@@ -1,7 +1,7 @@
 """Next-token logits with a key/value cache, and without one as the definition.
 
 The cache is a pool of slots, one per sequence, each at a length of its own. A slot is a ring of cells that holds what
-the window can reach and one piece of new tokens, however long the sequence grows: with the demo's window 0.75 MiB a
+the window can reach and one piece of new tokens, however long the sequence grows: with the demo's window 1.1 MiB a
 layer instead of 6. Every cell carries its true position and document, and the mask comes from `masks.allowed` with
 those; so windows, blocks and documents mean the same as in training, also past the window.
 """
