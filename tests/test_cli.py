@@ -109,8 +109,8 @@ def nothing_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (("tran",), ("no verb 'tran'", "did you mean 'train'?")),
         (("xyzzy",), ("no verb 'xyzzy'", "there are train, presets")),
-        (("data",), ("'data' needs one of prepare, verify, stats",)),
-        (("data", "prepar"), ("'data' needs one of prepare, verify, stats",)),
+        (("data",), ("'data' needs one of prepare, download, verify, stats",)),
+        (("data", "prepar"), ("'data' needs one of prepare, download, verify, stats",)),
         (("diff", "demo"), ("paceline diff", "see --help")),
         (("diff", "demo", "r18"), ("preset 'r18' does not exist; did you mean r18-softcap?",)),
         (("train", "dmeo"), ("preset 'dmeo' does not exist; did you mean demo?",)),

@@ -35,6 +35,7 @@ ARGUMENTS = {
     "diff": presets.DiffArgs,
     "sample": sample.SampleArgs,
     "data prepare": data.PrepareArgs,
+    "data download": data.DownloadArgs,
     "data verify": data.VerifyArgs,
     "data stats": data.StatsArgs,
     "ledger": ledger.LedgerArgs,

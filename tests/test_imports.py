@@ -8,8 +8,8 @@ from pathlib import Path
 import paceline
 
 ROOT = Path(paceline.__file__).parent
-LAYERS = ["cli", "commands", "lab", "report", "recipes", "train", "evaluate", "checkpoint", "parallel", "metrics",
-          ("model", "optim", "data"), "kernels", "core"]  # fmt: skip
+LAYERS = ["cli", ("commands", "library"), "lab", "report", "recipes", "train", "evaluate", "checkpoint", "parallel",
+          "metrics", ("model", "optim", "data"), "kernels", "core"]  # fmt: skip
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in ([layer] if isinstance(layer, str) else layer)}
 
 
@@ -29,5 +29,5 @@ def test_imports_point_downwards() -> None:
 
 
 def test_configs_and_presets_do_not_import_torch() -> None:
-    code = "import sys, paceline.cli, paceline.recipes.presets; sys.exit('torch' in sys.modules)"
+    code = "import sys, paceline.cli, paceline.recipes.presets, paceline.library; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -15,6 +15,7 @@ from paceline.commands.data import (
     ProgressLines,
     StatsArgs,
     VerifyArgs,
+    _tokens,
     run_prepare,
     run_stats,
     run_verify,
@@ -169,7 +170,7 @@ def test_stats_are_shown_as_text_and_as_json(folder: Path, capsys: pytest.Captur
 
 def test_progress_lines_tell_rate_and_time_left(capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
-    show = ProgressLines(lambda: now[0])
+    show = ProgressLines(lambda: now[0], _tokens)
     for now[0], read in ((5.0, 50 << 20), (10.0, 100 << 20), (15.0, 110 << 20), (30.0, 300 << 20)):
         show(Status(bytes_read=read, bytes_total=600 << 20, tokens=1_234_567, shards=3))
     lines = capsys.readouterr().err.splitlines()

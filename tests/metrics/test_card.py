@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.environment import CodeVersion, environment
 from paceline.core.errors import RunError
-from paceline.metrics.card import CARD_FILE, RunCard, card_diff, read_card, write_card
+from paceline.metrics.card import CARD_FILE, Evaluation, RunCard, add_evaluation, card_diff, read_card, write_card
 from paceline.recipes.presets import preset
 
 CARD = RunCard(
@@ -72,6 +72,36 @@ def test_a_diverged_run_still_has_a_card(tmp_path: Path) -> None:
     card = read_card(tmp_path)
     assert card.val_loss is None
     assert card.losses == ((10, None, None, 1.0, 2.0),)
+
+
+def evaluation(**changes: object) -> Evaluation:
+    judged = Evaluation(
+        kind="text",
+        name="book.txt",
+        step=500,
+        made="2025-01-01T00:00:00+00:00",
+        figures={"bits_per_byte": 1.5},
+        of={"bytes": 10, "window_tokens": None},
+        positions=((0, 15, True, 16, 2.5),),
+    )
+    return replace(judged, **changes)  # type: ignore[arg-type]
+
+
+def test_evaluations_gather_on_the_card_and_a_repeated_one_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    write_card(tmp_path, CARD)
+    again = evaluation(figures={"bits_per_byte": 1.25})
+    others = [evaluation(step=250), evaluation(of={"bytes": 11, "window_tokens": None}), evaluation(kind="task")]
+    for judged in (evaluation(), *others, again):
+        add_evaluation(tmp_path, judged)
+    assert read_card(tmp_path) == replace(CARD, evaluations=(*others, again))
+
+
+def test_a_card_from_before_there_were_evaluations_is_read(tmp_path: Path) -> None:
+    write_card(tmp_path, CARD)
+    values = json.loads((tmp_path / CARD_FILE).read_text())
+    del values["evaluations"]
+    (tmp_path / CARD_FILE).write_text(json.dumps(values))
+    assert read_card(tmp_path) == CARD
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,8 @@ def test_the_demo_is_foretold_and_grouped_heads_are(
         ("r14-value-embed", COMPILED, 35.6),
         ("r05-modern-arch", COMPILED, 30.8),
         ("r18-softcap", replace(FUSED, head_chunk_tokens=16_384), 22.4 - RAW_HEADS_GIB),
+        ("r18-softcap", FUSED, 20.4),
+        ("r18-softcap", replace(FUSED, recompute=True), 6.84),
     ],
 )
 def test_peaks_measured_on_an_h200_are_foretold(name: str, how: Execution, gib: float) -> None:

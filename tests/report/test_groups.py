@@ -85,7 +85,12 @@ def test_words_give_n_mean_and_interval_as_the_statistics_have_them(tmp_path: Pa
     difference = statistics.welch(groups[1].losses, groups[0].losses)
     assert difference.mean == pytest.approx(-0.1)
     assert "demo, softcap 30.0 minus demo: -0.1000" in said[2]
-    assert said[2].endswith("n = 3 and 3): is lower.")
+    assert "n = 3 and 3): is lower." in said[2]
+    paired = statistics.paired(groups[1].losses, groups[0].losses)
+    assert said[2].endswith(f" Seed by seed: 95 % interval {paired.low:+.4f} to {paired.high:+.4f}, p < 0.0001.")
+    assert "Seed by seed" not in " ".join(
+        sentences(subject_of(tmp_path / "b", *seeds(3), *seeds(2, softcap=30.0)).groups, statistics)
+    )
     assert said[3] == "One seed only, so no interval and no comparison: run-6."
 
 

@@ -1,4 +1,4 @@
-"""`paceline data prepare | verify | stats`: arguments, and what is printed. Heavy imports wait for the call."""
+"""`data prepare | download | verify | stats`: arguments and what is printed. Heavy imports wait for the call."""
 
 import dataclasses
 import json
@@ -14,9 +14,11 @@ import tyro
 
 from paceline.core.command_line import Positional, parse
 from paceline.core.units import human_bytes, human_count, human_seconds
-from paceline.data.config import PrepareConfig
+from paceline.data.config import DownloadConfig, PrepareConfig
+from paceline.data.public import PUBLIC
 
 if TYPE_CHECKING:
+    from paceline.data.download import DownloadStatus
     from paceline.data.manifest import DatasetManifest
     from paceline.data.prepare import Status
     from paceline.data.stats import ShardStats
@@ -29,6 +31,13 @@ BAR_COLUMNS = 40
 PREPARE_HELP = """Turn text into shards. Running the same command again continues where it was stopped.
 
 example: paceline data prepare books/ --out data/books --tokenizer bpe-8192"""
+DOWNLOAD_HELP = "\n\n".join(
+    (
+        "Fetch public data from the Hugging Face hub. Running the same command again continues where it was stopped.",
+        *(f"{name}: {public.about} ({public.repo})" for name, public in PUBLIC.items()),
+        "example: paceline data download fineweb10B --shards 8",
+    )
+)
 VERIFY_HELP = """Check sizes and hashes of shards, and name what is damaged or missing.
 
 example: paceline data verify data/books"""
@@ -43,6 +52,14 @@ class PrepareArgs(PrepareConfig):
     """Files (.txt, .jsonl, .jsonl.gz, .parquet), folders of them, or - for standard input."""
     json: bool = False
     """Print dataset.json instead of a summary."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadArgs(DownloadConfig):
+    name: Positional[Annotated[str, tyro.conf.arg(metavar="NAME")]]
+    """Which data; they are listed above."""
+    json: bool = False
+    """Print download.json instead of a summary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +84,10 @@ def prepare(argv: Sequence[str]) -> int:
     return run_prepare(parse(PrepareArgs, argv, verb="data prepare", description=PREPARE_HELP))
 
 
+def download(argv: Sequence[str]) -> int:
+    return run_download(parse(DownloadArgs, argv, verb="data download", description=DOWNLOAD_HELP))
+
+
 def verify(argv: Sequence[str]) -> int:
     return run_verify(parse(VerifyArgs, argv, verb="data verify", description=VERIFY_HELP))
 
@@ -80,12 +101,30 @@ def run_prepare(args: PrepareArgs) -> int:
     from paceline.data.prepare import prepare
 
     started = time.monotonic()
-    with show_progress() as on_progress:
+    with show_progress(_tokens) as on_progress:
         manifest = prepare(args, on_progress)
     if args.json:
         _print_json(to_dict(manifest))
     else:
         _print_summary(manifest, Path(args.out), time.monotonic() - started)
+    return 0
+
+
+def run_download(args: DownloadArgs) -> int:
+    from paceline.core.schema import to_dict
+    from paceline.data.download import download, folder_of
+
+    with show_progress(_files) as on_progress:
+        done = download(args, on_progress)
+    if args.json:
+        _print_json(to_dict(done))
+        return 0
+    folder, public = folder_of(args), PUBLIC[args.name]
+    following = f"train on it with --data.dir {folder}"
+    if not public.tokenized:
+        following = f"make shards of it with `paceline data prepare {folder} --out {folder}-shards`"
+    size = human_bytes(sum(file.bytes for file in done.files))
+    print(f"{folder}: {len(done.files)} files of {public.repo}, {size}, hashes right; {following}")
     return 0
 
 
@@ -148,10 +187,11 @@ def _print_json(value: Any) -> None:
 
 
 @contextmanager
-def show_progress() -> Iterator["Callable[[Status], None]"]:
-    """A bar on a terminal, a line every ten seconds elsewhere; on standard error, so that --json stays readable."""
+def show_progress(describe: Callable[[Any], str]) -> Iterator[Callable[[Any], None]]:
+    """A bar on a terminal, a line every ten seconds elsewhere; on standard error, so that --json stays readable.
+    `describe`: what a status says beside its bytes."""
     if not sys.stderr.isatty():
-        yield ProgressLines(time.monotonic)
+        yield ProgressLines(time.monotonic, describe)
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -166,8 +206,9 @@ def show_progress() -> Iterator["Callable[[Status], None]"]:
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=None)
 
-        def show(status: "Status") -> None:
-            bar.update(task, completed=status.bytes_read, total=status.bytes_total or None, description=_tokens(status))
+        def show(status: "Status | DownloadStatus") -> None:
+            total, words = status.bytes_total or None, describe(status)
+            bar.update(task, completed=status.bytes_read, total=total, description=words)
 
         yield show
 
@@ -175,10 +216,10 @@ def show_progress() -> Iterator["Callable[[Status], None]"]:
 class ProgressLines:
     """Progress as plain lines: rate since the last line, and time left at that rate."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock, self.last_s, self.last_bytes = clock, clock(), 0
+    def __init__(self, clock: Callable[[], float], describe: Callable[[Any], str]) -> None:
+        self.clock, self.describe, self.last_s, self.last_bytes = clock, describe, clock(), 0
 
-    def __call__(self, status: "Status") -> None:
+    def __call__(self, status: "Status | DownloadStatus") -> None:
         now = self.clock()
         if now - self.last_s < LINE_EVERY_S:
             return
@@ -186,9 +227,13 @@ class ProgressLines:
         left = max(0, status.bytes_total - status.bytes_read)
         ahead = f", {human_seconds(left / rate)} left" if status.bytes_total and rate > 0 else ""
         read = f"{human_bytes(status.bytes_read)} read, {human_bytes(rate)}/s"
-        print(f"{read}, {_tokens(status)}{ahead}", file=sys.stderr, flush=True)
+        print(f"{read}, {self.describe(status)}{ahead}", file=sys.stderr, flush=True)
         self.last_s, self.last_bytes = now, status.bytes_read
 
 
 def _tokens(status: "Status") -> str:
     return f"{human_count(status.tokens)} tokens, {status.shards} shards"
+
+
+def _files(status: "DownloadStatus") -> str:
+    return f"{status.files} of {status.files_total} files"

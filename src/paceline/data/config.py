@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.core.errors import ConfigError
+from paceline.data.public import PUBLIC
 
 BUILTIN = "builtin"
 """`data.dir` value that means the corpus every Python installation carries."""
@@ -131,3 +132,21 @@ class PrepareConfig:
             raise ConfigError(f"--workers {self.workers} must be at least 1")
         if not self.name or not all(letter.isalnum() or letter in "._-" for letter in self.name):
             raise ConfigError(f"--name {self.name!r} may hold letters, digits, dots, dashes and underscores only")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadConfig:
+    """Public data to a folder. Running the same command again continues where it was stopped."""
+
+    name: str
+    """Which data."""
+    out: str | None = None
+    """Folder for the files; data/NAME otherwise, where the records look for theirs."""
+    shards: int | None = None
+    """Only the first so many training files; the validation files always come along."""
+
+    def __post_init__(self) -> None:
+        if self.name not in PUBLIC:
+            raise ConfigError(f"no public data called {self.name!r}; there are {', '.join(PUBLIC)}")
+        if self.shards is not None and self.shards < 1:
+            raise ConfigError(f"--shards {self.shards} must be at least 1")

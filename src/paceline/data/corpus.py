@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from paceline.core.errors import DataError
+from paceline.data.public import how_to_get
 from paceline.data.shards import HEADER_BYTES, Shard, check_vocabulary, open_shard
 
 SAMPLES_PER_SHARD = 16
@@ -90,13 +91,13 @@ def open_corpus(folder: Path | str, pattern: str, vocab_size: int) -> Corpus:
     """Open the shards in `folder` that match `pattern`, in sorted name order, and check their ids."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise DataError(f"{folder}: not a folder; --data.dir names one with shards, make it with `data prepare`")
+        raise DataError(f"{folder}: not a folder; --data.dir names one with shards, {how_to_get(folder)}")
     paths = sorted(path for path in folder.glob(pattern) if path.is_file())
     if not paths:
         others = len(list(folder.glob("*.bin")))
         raise DataError(
             f"{folder}: no shard matches {pattern!r} ({others} other .bin files there); change the pattern "
-            f"(--data.train, --data.val) or make shards with `data prepare`"
+            f"(--data.train, --data.val), or {how_to_get(folder)}"
         )
     shards = tuple(open_shard(path) for path in paths)
     for shard in shards:

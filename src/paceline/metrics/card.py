@@ -6,9 +6,9 @@ says `finished: false`. Values not known yet are null. Reading is strict: a card
 edited into nonsense, is an error that names the file, not a row in a table.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from paceline.core.environment import CodeVersion
 from paceline.core.errors import ConfigError, RunError
@@ -29,6 +29,33 @@ class FieldChange:
     after: bool | int | float | str | list | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What a checkpoint was worth on one thing, judged after training (`paceline evaluate`)."""
+
+    kind: Literal["validation", "text", "hellaswag", "task"]
+    name: str
+    """Of the folder, the file or the task, without the way there."""
+    step: int
+    """Of the checkpoint."""
+    made: str
+    """ISO 8601 with offset."""
+    figures: dict
+    """Name to number: loss, bits_per_byte, acc …"""
+    of: dict
+    """What the figures stand for: how many tokens, bytes or examples, the file's hash, the settings."""
+    positions: tuple[tuple[int | float | bool | None, ...], ...] = ()
+    """A row per bucket of places in the document: POSITION_COLUMNS."""
+
+
+POSITION_COLUMNS = ("first", "last", "inside_window", "tokens", "loss")
+"""Meaning of a row of `Evaluation.positions`."""
+SAME_EXPERIMENT = (
+    "seed", "data.dir", "evaluate.every", "checkpoint.", "metrics.", "train.stop_after", "train.threads",
+    "train.memory_limit_gib",
+)  # fmt: skip
+"""Fields, or beginnings of their names, that make no other experiment of a run: they change nothing of what is computed
+but, at most, its last bits. Data count by their fingerprint, not by their folder."""
 LOSS_COLUMNS = ("step", "val_loss", "val_bpb", "train_s", "wall_s")
 """Meaning of a row of `RunCard.losses`."""
 
@@ -89,6 +116,8 @@ class RunCard:
     """A row per validation: LOSS_COLUMNS."""
     sample: str | None = None
     """Text the model wrote at the end."""
+    evaluations: tuple[Evaluation, ...] = ()
+    """Made after training; of those of one thing at one step under the same conditions, the newest."""
 
 
 def card_diff(preset: Any, config: Any) -> tuple[FieldChange, ...]:
@@ -120,6 +149,17 @@ def read_card(folder: Path) -> RunCard:
     except ConfigError as error:
         place = "" if str(error).startswith(str(path)) else f"{path}: "
         raise RunError(f"{place}{error}") from None
+
+
+def add_evaluation(folder: Path, evaluation: Evaluation) -> None:
+    """Put it on the folder's card, in place of an older one of the same thing under the same conditions."""
+    card = read_card(folder)
+    others = tuple(old for old in card.evaluations if _subject(old) != _subject(evaluation))
+    write_card(folder, replace(card, evaluations=(*others, evaluation)))
+
+
+def _subject(evaluation: Evaluation) -> tuple[str, str, int, dict]:
+    return evaluation.kind, evaluation.name, evaluation.step, evaluation.of
 
 
 def _check_format(path: Path, values: Any) -> None:

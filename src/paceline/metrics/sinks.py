@@ -75,6 +75,32 @@ class JsonlSink:
             ) from error
 
 
+OnRecord = Callable[[StepRecord | EvalRecord], bool | None]
+
+
+class CallbackSink:
+    """A function of the program that runs the run. What it raises is a fault of that program, so it ends the run."""
+
+    name = "callback"
+    required = True
+
+    def __init__(self, on_record: OnRecord, stop: Callable[[], None]) -> None:
+        """`stop` is called when `on_record` returns True."""
+        self._on_record, self._stop = on_record, stop
+
+    def step(self, record: StepRecord) -> None:
+        self._tell(record)
+
+    def evaluation(self, record: EvalRecord) -> None:
+        self._tell(record)
+
+    def close(self) -> None: ...
+
+    def _tell(self, record: StepRecord | EvalRecord) -> None:
+        if self._on_record(record) is True:
+            self._stop()
+
+
 class FanOut:
     """One sink that hands each record to many. See `fan_out`."""
 
@@ -102,7 +128,12 @@ class FanOut:
                 if sink.required:
                     raise
                 self._sinks.remove(sink)
-                self._warn(f"warning: {sink.name} failed and gets no more records ({type(error).__name__}: {error})")
+                self._warn(f"warning: {sink.name} failed and gets no more records ({_first_line(error)})")
+
+
+def _first_line(error: Exception) -> str:
+    said = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+    return said.splitlines()[0]
 
 
 def fan_out(sinks: Iterable[Sink], *, warn: Callable[[str], None] | None = None) -> FanOut:

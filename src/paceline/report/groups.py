@@ -8,16 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.metrics.card import SAME_EXPERIMENT
 from paceline.report.curves import Column, Columns
 from paceline.report.facts import setting
 from paceline.report.runs import Run
 
-BESIDE_THE_POINT = (
-    "seed", "data.dir", "evaluate.every", "checkpoint.", "metrics.", "train.stop_after", "train.threads",
-    "train.memory_limit_gib",
-)  # fmt: skip
-"""Beginnings of fields that do not make another experiment, as `paceline compare` has them, too. Data count by their
-fingerprint, not by their folder."""
 SHOWN_CHANGES = 3
 """Settings that a group's label may name; the table of differences has all of them."""
 
@@ -79,7 +74,7 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
 
 def compared_settings(run: Run) -> dict[str, str]:
     """The values that make the experiment, written out."""
-    return {name: json.dumps(value) for name, value in run.config.items() if not name.startswith(BESIDE_THE_POINT)}
+    return {name: json.dumps(value) for name, value in run.config.items() if not name.startswith(SAME_EXPERIMENT)}
 
 
 def _key(run: Run) -> Hashable:

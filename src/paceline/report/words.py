@@ -74,7 +74,7 @@ def _comparisons(groups: Sequence[Group], statistics: Statistics) -> list[str]:
     corrected = statistics.holm([estimate.p for estimate in estimates])
     apart = [group.label for group in groups[1:] if group not in others]
     said = [
-        _comparison(group, first, estimate, p, len(others))
+        _comparison(group, first, estimate, p, len(others)) + _seed_by_seed(group, first, statistics)
         for group, estimate, p in zip(others, estimates, corrected, strict=True)
     ]
     return [*said, f"Other data than {first.label}, so not compared: {some(apart)}."] if apart else said
@@ -87,6 +87,16 @@ def _comparison(group: Group, first: Group, estimate: Estimate, p: float, compar
         f"{group.label} minus {first.label}: {estimate.mean:+.4f}, 95 % interval {estimate.low:+.4f} to "
         f"{estimate.high:+.4f}, {p_value(p)} ({test}; n = {len(group.losses)} and {len(first.losses)}): {verdict}."
     )
+
+
+def _seed_by_seed(group: Group, first: Group, statistics: Statistics) -> str:
+    """Where both have the same seeds, what they say in pairs: starts and data are equal then, and their noise with
+    them. Nothing else."""
+    losses, others = (dict(zip(g.seeds, g.losses, strict=True)) for g in (group, first))
+    if losses.keys() != others.keys():
+        return ""
+    estimate = statistics.paired(list(losses.values()), [others[seed] for seed in losses])
+    return f" Seed by seed: 95 % interval {estimate.low:+.4f} to {estimate.high:+.4f}, {p_value(estimate.p)}."
 
 
 def p_value(p: float) -> str:

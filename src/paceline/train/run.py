@@ -23,7 +23,8 @@ from paceline.metrics.flops import mean_flops_per_token, utilisation
 from paceline.metrics.memory import peak_bytes
 from paceline.metrics.meter import Meter, seconds_since_launch
 from paceline.metrics.records import EvalRecord, read_metrics
-from paceline.metrics.sinks import JsonlSink, fan_out
+from paceline.metrics.sinks import CallbackSink, FanOut, JsonlSink, OnRecord, fan_out
+from paceline.metrics.trackers import Tracked, check_installed, trackers
 from paceline.parallel.meeting import joined
 from paceline.parallel.ranks import ALONE, Ranks
 from paceline.train.assemble import Machine, Parts, inspect_machine
@@ -59,6 +60,10 @@ class _Launch:
     """What the card's diff is taken against."""
     ranks: Ranks
     stop: StopRequest
+    on_record: OnRecord | None = None
+    """Whom the first rank tells, besides files and console."""
+    age: Callable[[], float] = seconds_since_launch
+    """Seconds since the launch."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +77,20 @@ class _Found:
 
 
 def start_run(
-    config: RunConfig, folder: RunFolder, *, preset: RunConfig, ranks: Ranks = ALONE, again: bool = False
+    config: RunConfig,
+    folder: RunFolder,
+    *,
+    preset: RunConfig,
+    ranks: Ranks = ALONE,
+    again: bool = False,
+    on_record: OnRecord | None = None,
+    age: Callable[[], float] = seconds_since_launch,
 ) -> Finished:
     """Train from step 0. `preset` is what the card's diff is taken against. `folder` is the first rank's word. `again`:
-    a launch that restarts itself may have filled it before; then go on from what it has saved, if anything."""
+    a launch that restarts itself may have filled it before; then go on from what it has saved, if anything.
+    `on_record` and `age` are for a process that does more than this run; see `_Launch`."""
     with _launched(config, folder, preset, ranks) as launch:
+        launch = replace(launch, on_record=on_record, age=age)
         if not again:
             return _begin(launch)
         folder, found = ranks.from_first(lambda: (folder, _find(folder)))
@@ -101,6 +115,7 @@ def resume_run(
 @contextmanager
 def _launched(config: RunConfig, folder: RunFolder, preset: RunConfig, ranks: Ranks) -> Iterator[_Launch]:
     """Ranks are joined, signals are heard, and a full disk is told in one line."""
+    check_installed(config.metrics)
     resolved, machine = inspect_machine(config, ranks)
     with joined(ranks, machine.device, agreed_facts(config), config.parallel), stop_on_signals() as stop:
         try:
@@ -209,11 +224,11 @@ def _train(launch: _Launch, parts: Parts, card: RunCard, position: Position) -> 
         free_steps=config.train.free_steps,
         tokens_per_step=config.batch.tokens,
         resumed=position.clocks,
-        already_s=seconds_since_launch(),
+        already_s=launch.age(),
         wait=_waiter(parts.machine),
     )
     log = JsonlSink(folder.metrics, position=position.metrics_bytes) if ranks.first else None
-    sink = fan_out([log, ConsoleSink(steps=config.steps, start_step=position.step)] if log else [])
+    sink = _sinks(launch, log, card, position)
     trainer = Trainer(
         parts,
         folder,
@@ -246,6 +261,23 @@ def _train(launch: _Launch, parts: Parts, card: RunCard, position: Position) -> 
         raise PacelineError(f"{card.notes[-1]}; go on with --resume {folder.path}, or from earlier with --rewind STEP")
     write(card)
     return Finished(card, parts, 0 if card.finished else launch.stop.exit_code)
+
+
+def _sinks(launch: _Launch, log: JsonlSink | None, card: RunCard, position: Position) -> FanOut:
+    """Where records go; nowhere from ranks that write nothing."""
+    if log is None:
+        return fan_out([])
+    config = launch.config
+    run = Tracked(
+        folder=launch.folder.path,
+        name=card.name,
+        started=card.started,
+        start_step=position.step,
+        settings=to_dict(config),
+    )
+    console = ConsoleSink(steps=config.steps, start_step=position.step)
+    callback = [] if launch.on_record is None else [CallbackSink(launch.on_record, launch.stop.ask)]
+    return fan_out([log, console, *trackers(config.metrics, run), *callback])
 
 
 def _waiter(machine: Machine) -> Callable[[], object]:

@@ -4,6 +4,7 @@ ends the process wherever it is."""
 
 import contextlib
 import signal
+import threading
 from collections.abc import Iterator
 from types import FrameType
 
@@ -35,6 +36,10 @@ class StopRequest:
         finally:
             self._may_drop = False
 
+    def ask(self) -> None:
+        """As Ctrl-C does, but by the program itself, between two steps and as often as it likes."""
+        self.signal_number = self.signal_number or signal.SIGINT
+
     def hear(self, number: int) -> None:
         """A signal has come."""
         if self.signal_number is not None:
@@ -46,8 +51,12 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """While the block runs, the first SIGINT or SIGTERM only makes the request; handlers are put back afterwards."""
+    """While the block runs, the first SIGINT or SIGTERM only makes the request; handlers are put back afterwards. Only
+    the main thread may hear signals; a run on another one is not stopped by them."""
     request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
 
     def ask(number: int, _: FrameType | None) -> None:
         request.hear(number)

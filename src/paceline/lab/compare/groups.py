@@ -14,15 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.errors import RunError
-from paceline.metrics.card import LOSS_COLUMNS, FieldChange, RunCard, read_card
+from paceline.metrics.card import LOSS_COLUMNS, SAME_EXPERIMENT, FieldChange, RunCard, read_card
 from paceline.report.facts import setting
 
-NOT_THE_RECIPE = (
-    "seed", "steps", "track", "data.dir", "evaluate.every", "checkpoint.", "metrics.",
-    "train.stop_after", "train.threads", "train.memory_limit_gib",
-)  # fmt: skip
-"""Fields, or starts of their names, that do not split groups: each is either compared by itself (steps, track, the
-data's fingerprint) or changes nothing of what is computed but, at most, its last bits."""
+NOT_THE_RECIPE = (*SAME_EXPERIMENT, "steps", "track")
+"""Fields, or starts of their names, that do not split groups; steps and track are compared by themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)

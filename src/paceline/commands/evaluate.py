@@ -1,0 +1,136 @@
+"""`paceline evaluate RUN`."""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from paceline.core.command_line import Bare, Positional, parse
+from paceline.core.schema import to_dict
+from paceline.core.units import human_seconds
+from paceline.evaluate.config import SuiteConfig
+from paceline.metrics.card import POSITION_COLUMNS, Evaluation, add_evaluation, read_card
+from paceline.metrics.records import finite
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from paceline.evaluate.score import Progress as Told
+
+HELP = """Judge a trained run: validation loss, bits per byte of text files, loss by place in the document, HellaSwag,
+tasks of lm-evaluation-harness. The results go onto the run's card.
+
+example: paceline evaluate latest --text book.txt --hellaswag hellaswag_val.jsonl"""
+
+LINE_EVERY_S = 10.0
+"""Between two lines of progress where there is no terminal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateArgs:
+    run: Positional[str] = "latest"
+    """A run's folder, its name under runs/, or `latest`."""
+    suite: Bare[SuiteConfig] = field(default_factory=SuiteConfig)
+    device: str = "auto"
+    """cpu, cuda, or auto."""
+    json: bool = False
+    """For programs."""
+
+
+def evaluate(argv: Sequence[str]) -> int:
+    arguments = parse(EvaluateArgs, argv, verb="evaluate", description=HELP)
+    from paceline.evaluate.load import load_run
+    from paceline.evaluate.suite import evaluations, open_suite
+
+    suite = open_suite(arguments.suite)
+    run = load_run(arguments.run, device=arguments.device)
+    read_card(run.folder.path)  # a card that cannot be read should not wait for the results
+    found = []
+    with show_progress() as tell:
+        for evaluation in evaluations(run, suite, tell):
+            add_evaluation(run.folder.path, evaluation)
+            found.append(evaluation)
+    if arguments.json:
+        print(json.dumps(finite([to_dict(evaluation) for evaluation in found]), indent=1))
+    else:
+        _show(str(run.folder.path), run.step, found)
+    return 0
+
+
+def _show(name: str, step: int, found: Sequence[Evaluation]) -> None:
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console.print(f"{name} at step {step:,}", markup=False)
+    console.print(_figures(found))
+    for evaluation in found:
+        if evaluation.positions:
+            console.print(f"\nloss by place in the document, {evaluation.kind} {evaluation.name}", markup=False)
+            console.print(_places(evaluation))
+
+
+def _figures(found: Sequence[Evaluation]) -> "Table":
+    from rich.table import Table
+
+    table = Table("", "name", "figure", box=None, pad_edge=False)
+    table.add_column("value", justify="right")
+    table.add_column("of")
+    for evaluation in found:
+        for figure, value in evaluation.figures.items():
+            shown = "-" if value is None else f"{value:.4f}"
+            table.add_row(evaluation.kind, evaluation.name, figure, shown, _amount(evaluation))
+    return table
+
+
+def _amount(evaluation: Evaluation) -> str:
+    counts = {unit: evaluation.of.get(unit) for unit in ("examples", "tokens", "bytes")}
+    return ", ".join(f"{count:,} {unit}" for unit, count in counts.items() if count is not None)
+
+
+def _places(evaluation: Evaluation) -> "Table":
+    from rich.table import Table
+
+    table = Table("places", "window", box=None, pad_edge=False)
+    table.add_column("tokens", justify="right")
+    table.add_column("loss", justify="right")
+    for row in evaluation.positions:
+        at = dict(zip(POSITION_COLUMNS, row, strict=True))
+        side = "none" if evaluation.of["window_tokens"] is None else ("inside" if at["inside_window"] else "beyond")
+        table.add_row(f"{at['first']:,} to {at['last']:,}", side, f"{at['tokens']:,}", f"{at['loss']:.4f}")
+    return table
+
+
+@contextlib.contextmanager
+def show_progress() -> Iterator[Callable[[str], "Told"]]:
+    """A bar with the time left on a terminal, a line every ten seconds elsewhere; on standard error, so that --json
+    stays readable."""
+    if not sys.stderr.isatty():
+        yield lambda what: ProgressLines(what, time.monotonic)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+
+        def tell(what: str) -> "Told":
+            task = bar.add_task(what, total=None)
+            return lambda done, total: bar.update(task, completed=done, total=total)
+
+        yield tell
+
+
+class ProgressLines:
+    def __init__(self, what: str, clock: Callable[[], float]) -> None:
+        self.what, self.clock, self.began_s = what, clock, clock()
+        self.last_s = self.began_s
+
+    def __call__(self, done: int, total: int) -> None:
+        now = self.clock()
+        if now - self.last_s >= LINE_EVERY_S and done:
+            left = human_seconds((now - self.began_s) / done * (total - done))
+            print(f"{self.what}: {done:,} of {total:,}, {left} left", file=sys.stderr, flush=True)
+            self.last_s = now

@@ -1,0 +1,60 @@
+"""Loss by place in the document: what the model makes of what it has read, inside its window and beyond.
+
+A token's place is the number of text tokens of its document before it. Up to the window every layer sees all of them;
+beyond, a layer sees the last ones only, and what is older reaches a token through other layers, if at all.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+FIRST_EDGE = 16
+"""Buckets end at 16, 32, 64 … tokens, then at the window, then at twice the window and so on."""
+
+OF_ANOTHER_SEQUENCE = -1
+"""Place of a token whose document began before its sequence, so that the model was not given its start."""
+
+
+def bucket_edges(longest: int, window: int | None) -> list[int]:
+    """Where buckets end, for places below `longest`; the last edge is `longest` or the first beyond it."""
+    edges = [FIRST_EDGE if window is None else min(FIRST_EDGE, window)]
+    while edges[-1] < longest:
+        doubled = 2 * edges[-1]
+        edges.append(window if window is not None and edges[-1] < window < doubled else doubled)
+    return edges
+
+
+def places_in_sequence(tokens_BT: Tensor, end_of_text: int) -> Tensor:
+    """(B, T): the place of the token that *follows* each, from the sequence alone."""
+    index = torch.arange(tokens_BT.size(-1), device=tokens_BT.device)
+    opened = torch.where(tokens_BT == end_of_text, index, OF_ANOTHER_SEQUENCE).cummax(dim=-1).values
+    return torch.where(opened >= 0, index - opened, OF_ANOTHER_SEQUENCE)
+
+
+class LossByPlace:
+    """Sums over buckets, kept on the device in fp64; `rows` waits for them."""
+
+    def __init__(self, longest: int, window: int | None, device: torch.device) -> None:
+        self.edges, self.window = bucket_edges(longest, window), window
+        self._edges = torch.tensor(self.edges, device=device)
+        self._nats = torch.zeros(len(self.edges) + 1, dtype=torch.float64, device=device)
+        self._tokens = torch.zeros_like(self._nats)
+
+    def add(self, losses: Tensor, places: Tensor) -> None:
+        """Both of one shape; places below 0 are left out."""
+        known = places.flatten() >= 0
+        bucket = torch.bucketize(places.flatten(), self._edges, right=True)
+        bucket = torch.where(known, bucket, len(self.edges))  # a last slot that nobody reads
+        self._nats.index_add_(0, bucket, losses.flatten().double())
+        self._tokens.index_add_(0, bucket, known.double())
+
+    def rows(self) -> tuple[tuple[int | float | bool | None, ...], ...]:
+        """As `metrics.card.POSITION_COLUMNS` says, without empty buckets."""
+        firsts = [0, *self.edges]
+        sums: Sequence[tuple[float, float]] = list(zip(self._nats.tolist(), self._tokens.tolist(), strict=True))
+        return tuple(
+            (first, edge - 1, self.window is None or first < self.window, int(tokens), nats / tokens)
+            for first, edge, (nats, tokens) in zip(firsts, self.edges, sums, strict=False)
+            if tokens
+        )

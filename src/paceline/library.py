@@ -1,0 +1,126 @@
+"""paceline from Python: a config from a preset, a run with a callback, a run loaded, text from it.
+
+    config = paceline.configure("demo", {"steps": 200, "model.softcap": None})
+    run = paceline.pretrain(config, on_record=print)
+    print(run.card.val_loss, run.generate("Return the"))
+
+The command line does the same things with the same names, and a run made here is a folder like any other. Mistakes
+raise `PacelineError` with the line that the command would print. torch is imported when a run starts or writes.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.checkpoint.run_folder import left_only_if_used, new_run_folder, open_run
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.schema import flatten
+from paceline.evaluate.config import SamplingConfig
+from paceline.lab.technique import with_values
+from paceline.metrics.card import RunCard, read_card
+from paceline.metrics.records import EvalRecord, StepRecord, read_metrics
+from paceline.metrics.sinks import OnRecord
+from paceline.recipes.presets import PRESETS, preset
+from paceline.recipes.scaling import parse_scale, scaled, with_steps
+from paceline.train.config import RunConfig
+
+if TYPE_CHECKING:
+    from paceline.evaluate.load import LoadedRun
+
+__all__ = [
+    "EvalRecord",
+    "PacelineError",
+    "Run",
+    "RunConfig",
+    "StepRecord",
+    "configure",
+    "load",
+    "presets",
+    "pretrain",
+]
+
+
+def presets() -> list[str]:
+    """The names that `configure` knows."""
+    return list(PRESETS)
+
+
+def configure(name: str = "demo", changes: Mapping[str, Any] | None = None, *, scale: float | str = 1.0) -> RunConfig:
+    """The preset `name`, shrunk to `scale` (a number in (0, 1], or "1/16"), with these settings changed.
+
+    `changes` goes from dotted names to values: {"model.softcap": None, "seed": 3}. "steps" scales the schedule, as
+    --steps does. `dataclasses.replace` works on the result, too. Raises PacelineError for a name or value that cannot
+    be."""
+    config, left = scaled(preset(name), parse_scale(str(scale))), dict(changes or {})
+    unknown = sorted(set(left) - {field for field, _ in flatten(config)})
+    if unknown:
+        raise ConfigError(f"{unknown[0]}: no such setting; `paceline train {name} --help` lists them")
+    if isinstance(steps := left.get("steps"), int) and steps > 0:
+        config = with_steps(config, steps)
+    return with_values(config, left)
+
+
+def pretrain(config: RunConfig, *, out: str | Path | None = None, on_record: OnRecord | None = None) -> "Run":
+    """Train `config` from step 0 in this process and return the run, in the folder `out` or a new one in `runs/`.
+
+    `on_record` gets every record that goes into metrics.jsonl, of a step or of a validation, soon after it was made. If
+    it returns True the run stops well, with a checkpoint; what it raises ends the run and is raised here."""
+    from paceline.train.run import start_run
+
+    began = time.perf_counter()
+    folder = new_run_folder(config.preset, None if out is None else str(out))
+    with left_only_if_used(folder):
+        start_run(
+            config, folder, preset=preset(config.preset), on_record=on_record, age=lambda: time.perf_counter() - began
+        )
+    return Run(folder.path)
+
+
+def load(where: str | Path = "latest") -> "Run":
+    """A run by its folder, its name under runs/, or "latest". Raises PacelineError if there is none."""
+    return Run(open_run(where).path)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder, finished or not. What is read from it is read when it is asked for."""
+
+    folder: Path
+    device: str = "auto"
+    """Where `generate` computes: auto, cpu or cuda."""
+
+    @property
+    def card(self) -> RunCard:
+        """What was run, on what, and what came out."""
+        return read_card(self.folder)
+
+    @property
+    def steps(self) -> list[StepRecord]:
+        return read_metrics(self.folder)[0]
+
+    @property
+    def evaluations(self) -> list[EvalRecord]:
+        return read_metrics(self.folder)[1]
+
+    def generate(self, prompt: str = "", *, tokens: int = 200, sampling: SamplingConfig | None = None) -> str:
+        """The prompt and what follows it, by the newest good checkpoint; `tokens` new ones at most."""
+        return prompt + "".join(self.stream(prompt, tokens=tokens, sampling=sampling))
+
+    def stream(self, prompt: str = "", *, tokens: int = 200, sampling: SamplingConfig | None = None) -> Iterator[str]:
+        """What follows the prompt, in pieces of whole characters, as they come."""
+        if tokens < 1:
+            raise ConfigError(f"{tokens} tokens cannot be written; ask for at least 1")
+        from paceline.evaluate.generate import text_stream
+
+        model, tokenizer, window = self.loaded.model, self.loaded.tokenizer, self.loaded.window
+        return text_stream(model, tokenizer, prompt, sampling or SamplingConfig(), window=window, new_tokens=tokens)
+
+    @cached_property
+    def loaded(self) -> "LoadedRun":
+        """Model, tokenizer, window and step of the newest good checkpoint when this was first asked for."""
+        from paceline.evaluate.load import load_run
+
+        return load_run(str(self.folder), device=self.device)

@@ -1,0 +1,89 @@
+"""Bits per byte: every byte once, by a known distribution, and as one whole pass where the text fits into one."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model.small import shaken, small
+from paceline.core.errors import DataError
+from paceline.data.tokenizer import ByteTokenizer, Tokenizer
+from paceline.evaluate.text import judge_text, read_text, rolling_rows
+from paceline.model.gpt import GPT
+
+TEXT = "Ein Satz, naïve café, and <|endoftext|> spelled out.\r\n" * 6
+
+
+def text_file(folder: Path, text: str = TEXT) -> Path:
+    path = folder / "text.txt"
+    path.write_bytes(text.encode())
+    return path
+
+
+@given(length=st.integers(1, 200), most=st.integers(2, 50), data=st.data())
+def test_every_token_but_the_first_counts_once_with_as_much_before_it_as_promised(
+    length: int, most: int, data: st.DataObject
+) -> None:
+    overlap = data.draw(st.integers(0, most - 1))
+    stream = list(range(length))
+    counted = []
+    for row in rolling_rows(stream, most, overlap=overlap):
+        assert len(row.ids) - 1 <= most
+        counted += row.ids[row.counted_from :]
+        before = row.ids[: row.counted_from]
+        assert before[-1] + 1 == row.ids[row.counted_from]
+        assert before[0] == 0 or len(before) >= overlap + 1
+    assert counted == stream[1:]
+
+
+def test_an_even_guess_costs_the_log_of_the_vocabulary_per_token(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    config = small("r18-softcap", vocab_size=tokenizer.vocab_size)
+    model = GPT(config, end_of_text=tokenizer.end_of_text)
+    with torch.no_grad():
+        model.head.zero_()
+    file = read_text(text_file(tmp_path))
+    found = judge_text(model, tokenizer, file, window=128, window_tokens=128, most_tokens=32)
+    assert found.tokens == len(tokenizer.encode(TEXT))
+    assert found.loss == pytest.approx(math.log(config.head_rows))
+    assert found.bits_per_byte == pytest.approx(found.tokens * math.log2(config.head_rows) / len(TEXT.encode()))
+
+
+def test_a_text_that_fits_is_one_document_in_one_pass(tmp_path: Path) -> None:
+    tokenizer = ByteTokenizer()
+    model = shaken(small("r18-softcap"))
+    found = judge_text(
+        model, tokenizer, read_text(text_file(tmp_path)), window=128, window_tokens=128, most_tokens=1024
+    )
+    ids = torch.tensor([[tokenizer.end_of_text, *TEXT.encode()]])
+    with torch.no_grad():
+        whole = model(ids[:, :-1], ids[:, 1:], torch.tensor(128))
+    assert found.loss == pytest.approx(float(whole.mean()), rel=1e-5)
+    beyond = [row for row in found.positions if not row[2]]
+    assert beyond[0][:4] == (128, 255, False, 128)
+    assert beyond[0][4] == pytest.approx(float(whole[0, 128:256].mean()), rel=1e-5)
+
+
+def test_shorter_sequences_leave_the_count_of_tokens_and_the_places_as_they_are(tmp_path: Path) -> None:
+    file, model, tokenizer = read_text(text_file(tmp_path)), shaken(small("r18-softcap")), ByteTokenizer()
+    long, short = (
+        judge_text(model, tokenizer, file, window=128, window_tokens=128, most_tokens=most) for most in (1024, 64)
+    )
+    assert long.tokens == short.tokens == len(TEXT.encode())
+    assert [row[:4] for row in long.positions] == [row[:4] for row in short.positions]
+    assert long.positions[0] == pytest.approx(short.positions[0])  # the first sequence is the same
+    assert long.loss != pytest.approx(short.loss, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"), [(b"", "empty"), (b"abc\xff", "byte 3 is not UTF-8"), (None, "cannot be read")]
+)
+def test_a_file_that_is_no_text_is_named(content: bytes | None, complaint: str, tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=complaint) as caught:
+        read_text(path)
+    assert str(path) in str(caught.value)

@@ -1,0 +1,94 @@
+"""Runs from Python: a callback, stopping, loading, text."""
+
+import re
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline.evaluate.config import SamplingConfig
+from train.tiny import losses, run, tiny_config
+
+PAGE = Path(__file__).parents[2] / "docs" / "library.md"
+GREEDY = SamplingConfig(temperature=0)
+
+
+def test_from_a_config_to_text_with_a_callback(tmp_path: Path) -> None:
+    config = replace(tiny_config(tmp_path / "data"), steps=6)
+    told: list[paceline.StepRecord | paceline.EvalRecord] = []
+    began = time.perf_counter()
+    trained = paceline.pretrain(config, out=tmp_path / "run", on_record=told.append)
+    took = time.perf_counter() - began
+    assert trained.card.finished
+    assert trained.card.wall_s is not None
+    assert trained.card.wall_s <= took  # of this run, not of the process that it is part of
+    assert [record for record in told if isinstance(record, paceline.StepRecord)] == trained.steps
+    assert [record for record in told if isinstance(record, paceline.EvalRecord)] == trained.evaluations
+
+    loaded = paceline.load(tmp_path / "run")
+    assert loaded == trained
+    text = loaded.generate("the cat", tokens=8, sampling=GREEDY)
+    assert text.startswith("the cat")
+    assert text == "the cat" + "".join(trained.stream("the cat", tokens=8, sampling=GREEDY))
+    with pytest.raises(paceline.PacelineError, match="at least 1"):
+        loaded.generate(tokens=0)
+
+
+def test_a_callback_changes_no_bit_and_may_stop_the_run(tmp_path: Path) -> None:
+    config = replace(tiny_config(tmp_path / "data"), steps=12)
+    run(config, tmp_path / "whole")
+
+    def enough(record: paceline.StepRecord | paceline.EvalRecord) -> bool:
+        return record.step >= 5
+
+    stopped = paceline.pretrain(config, out=tmp_path / "stopped", on_record=enough)
+    done = stopped.card.steps_done
+    assert not stopped.card.finished
+    assert 5 <= done < 12
+    assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")[:done]
+    assert stopped.loaded.step == done
+
+
+def test_what_a_callback_raises_ends_the_run_and_is_raised(tmp_path: Path) -> None:
+    def fail(_: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        paceline.pretrain(tiny_config(tmp_path / "data"), out=tmp_path / "run", on_record=fail)
+    assert not paceline.load(tmp_path / "run").card.finished
+
+
+def test_it_trains_on_a_thread_that_hears_no_signals(tmp_path: Path) -> None:
+    config = replace(tiny_config(tmp_path / "data"), steps=2)
+    worker = threading.Thread(target=paceline.pretrain, args=(config,), kwargs={"out": tmp_path / "run"})
+    worker.start()
+    worker.join()
+    assert paceline.load(tmp_path / "run").card.finished
+
+
+def test_a_folder_that_is_taken_and_a_run_that_is_not_there_are_errors_of_ours(tmp_path: Path) -> None:
+    config = replace(tiny_config(tmp_path / "data"), steps=1)
+    paceline.pretrain(config, out=tmp_path / "run")
+    with pytest.raises(paceline.PacelineError, match="holds a run already"):
+        paceline.pretrain(config, out=tmp_path / "run")
+    with pytest.raises(paceline.PacelineError, match="no such run"):
+        paceline.load(tmp_path / "elsewhere")
+
+
+def test_the_code_on_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a small model, and with four steps where the page has two hundred."""
+    config = tiny_config(tmp_path / "data")
+    monkeypatch.setattr("paceline.library.preset", lambda _: config)
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block.replace("200", "4"), names)
+    assert len(paceline.load("no-cap").steps) == 4
+    *before, last = paceline.load("demo").evaluations
+    assert all(record.val_loss is not None and record.val_loss >= 4.0 for record in before)
+    assert last.val_loss is not None
