@@ -27,7 +27,7 @@ from paceline.core.environment import code_version, environment
 from paceline.core.files import write_json
 from paceline.core.schema import to_dict
 
-TARGETS = {"one_stream_tokens_per_s": 300.0, "errors": 0, "growth_mib": 16.0}
+TARGETS = {"one_stream_tokens_per_cpu_s": 300.0, "errors": 0, "growth_mib": 16.0}
 """The first at least, the others at most. 16 MiB: a ninth of the cache of 64 streams of the demo."""
 PROMPT_WORDS = ("Return", "the", "number", "of", "items", "in", "list", "that", "are", "not", "None", "and", "raise")
 NEW_TOKENS = (50, 400)
@@ -145,8 +145,8 @@ def under_load(run: Path, streams: int, seconds: float) -> dict[str, Any]:
 
 
 def one_stream(run: Path, *, new_tokens: int = 1000, tries: int = 5) -> dict[str, Any]:
-    """As `paceline sample` draws, of tries the median. Where other work was going on, processor time says more than
-    the clock; with one thread that is."""
+    """As `paceline sample` draws, of tries the median. Where other work is going on, processor time says more than the
+    clock; to be run with one thread, so that it is that of one core."""
     from paceline.evaluate.config import SamplingConfig
     from paceline.evaluate.generate import generate
     from paceline.evaluate.load import load_run
@@ -177,7 +177,7 @@ def main() -> int:
     alone = one_stream(arguments.run)
     loaded = under_load(arguments.run, arguments.streams, arguments.seconds)
     met = (
-        alone["tokens_per_s"] >= TARGETS["one_stream_tokens_per_s"]
+        alone["tokens_per_cpu_s"] >= TARGETS["one_stream_tokens_per_cpu_s"]
         and loaded["errors"] <= TARGETS["errors"]
         and loaded["growth_mib"] <= TARGETS["growth_mib"]
     )
