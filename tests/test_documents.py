@@ -22,6 +22,7 @@ from paceline.commands import (
     presets,
     report,
     sample,
+    serve,
     train,
     verify,
     watch,
@@ -46,6 +47,7 @@ ARGUMENTS = {
     "board": compare.BoardArgs,
     "report": report.ReportArgs,
     "doctor": doctor.DoctorArgs,
+    "serve": serve.ServeArgs,
     "verify": verify.VerifyArgs,
     "watch": watch.WatchArgs,
 }

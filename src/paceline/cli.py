@@ -30,6 +30,7 @@ VERBS = {
     "presets": Verb("list the presets", "commands.presets:presets"),
     "diff": Verb("what changed between two presets", "commands.presets:diff"),
     "sample": Verb("let a trained run write", "commands.sample:sample"),
+    "serve": Verb("answer the completions protocol with a run", "commands.serve:serve"),
     "evaluate": Verb("judge a trained run: loss, bits per byte, tasks", "commands.evaluate:evaluate"),
     "export": Verb("write a run for transformers, or as plain weights", "commands.export:export"),
     "data prepare": Verb("text to shards", "commands.data:prepare"),

@@ -9,7 +9,8 @@ from model.lively import WINDOWS, lively, small
 from paceline.core.errors import UserError
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.decode import Decoder, logits_without_cache
-from paceline.evaluate.generate import choose, generate
+from paceline.evaluate.generate import choose, generate, likeliest
+from paceline.model.config import ModelConfig, RotaryConfig, WindowConfig
 from paceline.model.gpt import GPT
 from paceline.recipes.presets import PRESETS
 from paceline.recipes.scaling import scaled
@@ -35,12 +36,41 @@ def test_greedy_text_is_the_same_with_and_without_a_cache_past_the_window(unit: 
 def test_pieces_of_any_length_give_the_logits_of_the_whole() -> None:
     model = small("blocks")
     tokens = torch.randint(0, 61, (3, 300), generator=torch.Generator().manual_seed(3))  # 0s open documents
-    decoder = Decoder(model, window=256, max_tokens=300, batch=3)
+    decoder = Decoder(model, window=256, max_tokens=300, slots=3)
     done = 0
     for piece in tokens.split([1, 130, 1, 126, 42], dim=1):
         done += piece.size(1)
         expected = logits_without_cache(model, tokens[:, :done], window=256)
         torch.testing.assert_close(decoder.feed(piece), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_slots_of_unequal_length_do_not_disturb_each_other_past_their_rings() -> None:
+    """Three sequences join one pool at different times, one of them is replaced; a ring holds 384 of their tokens."""
+    model = small("blocks")
+    tokens = torch.randint(0, 61, (4, 700), generator=torch.Generator().manual_seed(6))
+    pool = Decoder(model, window=128, max_tokens=700, slots=3)
+    assert pool.cells == 384
+    fed = {0: (0, 0), 1: (1, 0), 2: (2, 0)}  # slot -> (sequence, its tokens so far)
+
+    def feed(slots: list[int], count: int) -> None:
+        rows = range(min(slots), max(slots) + 1)
+        new = torch.zeros(len(rows), count, dtype=torch.long)
+        for slot in slots:
+            sequence, start = fed[slot]
+            new[slot - rows.start] = tokens[sequence, start : start + count]
+            fed[slot] = (sequence, start + count)
+        found = pool.feed(new, first=rows.start, live=[slot in slots for slot in rows])
+        for slot in slots:
+            sequence, end = fed[slot]
+            expected = logits_without_cache(model, tokens[sequence : sequence + 1, :end], window=128)
+            torch.testing.assert_close(found[slot - rows.start], expected[0], rtol=1e-4, atol=1e-4)
+
+    for slots, count in [([0], 600), ([2], 5), ([0, 2], 1), ([1], 130), ([0, 1, 2], 1), ([0, 2], 40), ([1], 300)]:
+        feed(slots, count)
+    pool.free(0)
+    fed[0] = (3, 0)
+    for slots, count in [([1, 2], 1), ([0], 7), ([0, 1, 2], 1), ([0, 2], 1), ([0, 1, 2], 1)]:
+        feed(slots, count)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -94,6 +124,20 @@ def test_top_k_and_top_p_keep_only_the_likeliest() -> None:
         "all": {choose(logits, SamplingConfig(temperature=2.0, top_k=None), generator) for _ in range(500)},
     }
     assert drawn == {"top_k": {1, 2}, "top_p": {1, 2}, "one": {1}, "all": {0, 1, 2, 3}}
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 7, 8, 9])
+def test_the_likeliest_are_those_of_a_whole_sort_also_among_equals(top_k: int) -> None:
+    logits = torch.randint(0, 4, (8,), generator=torch.Generator().manual_seed(top_k)).float()
+    values, ids = torch.sort(logits, descending=True, stable=True)
+    found = likeliest(logits, top_k)
+    assert torch.equal(found[0], values[:top_k])
+    assert torch.equal(found[1], ids[:top_k])
+
+
+@pytest.mark.parametrize("extreme", [SamplingConfig(temperature=1e-300), SamplingConfig(top_p=1e-300)])
+def test_settings_near_zero_take_the_likeliest(extreme: SamplingConfig) -> None:
+    assert choose(torch.tensor([0.0, 9.0, 8.9]), extreme, torch.Generator().manual_seed(0)) == 1
 
 
 def test_generation_ends_before_an_end_of_text() -> None:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from model.small import END_OF_TEXT, in_fp32, random_tokens, shaken, small
 from paceline.data.feed import DeviceBatch
 from paceline.metrics.records import read_metrics
-from paceline.model.attention import plan_reference
+from paceline.model.attention import Turn, plan_reference
 from paceline.model.config import ModelConfig, WindowConfig
 from paceline.model.gpt import GPT
 from paceline.model.masks import MaskRule, dense_mask, document_ids
@@ -188,7 +188,8 @@ def dense_extremes(model: GPT, tokens: Tensor, window: Tensor) -> tuple[float, f
         return plain(layer, q, k, v)
 
     with torch.no_grad():
-        x = model.stream(tokens, attend, start=0)
+        turn = Turn(model.rotary_cos[: tokens.size(1)], model.rotary_sin[: tokens.size(1)])
+        x = model.stream(tokens, attend, turn)
         uncapped = copy.copy(model)
         uncapped.config = replace(config, softcap=None)
         return max(scores), uncapped.head_of(x).abs().max().item()

@@ -1,60 +1,96 @@
 """Next-token logits with a key/value cache, and without one as the definition.
 
-The cache keeps keys, values and document ids at their true positions, and the mask comes from `masks.allowed` with
-those positions; so windows, blocks and documents mean the same as in training, also past the window.
+The cache is a pool of slots, one per sequence, each at a length of its own. A slot is a ring of cells that holds what
+the window can reach and one piece of new tokens, however long the sequence grows: with the demo's window 1.1 MiB a
+layer instead of 6. Every cell carries its true position and document, and the mask comes from `masks.allowed` with
+those; so windows, blocks and documents mean the same as in training, also past the window.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from paceline.core.errors import UserError
+from paceline.core.units import BLOCK_TOKENS, round_up
 from paceline.kernels.attention import attend_dense
+from paceline.model.attention import Turn
 from paceline.model.gpt import GPT
 from paceline.model.masks import MaskRule, allowed, document_ids
 
+PIECE_TOKENS = 256
+"""A longer prompt is fed in pieces of so many tokens; a ring has room for one beside what the window reaches."""
+NOWHERE = 1 << 40
+"""The position of an empty cell: after every query, so that none sees it."""
+
 
 class Decoder:
-    """A model with a cache for `batch` sequences of up to `max_tokens`. `feed` extends all of them by equally many."""
+    """A model with a cache for `slots` sequences of up to `max_tokens`."""
 
-    def __init__(self, model: GPT, *, window: int, max_tokens: int, batch: int = 1) -> None:
+    def __init__(self, model: GPT, *, window: int, max_tokens: int, slots: int = 1) -> None:
         c, device = model.config, model.embeddings.token.device
         check_length(model, max_tokens)
-        self.model, self.rule, self.length = model, MaskRule.of(c), 0
+        self.model, self.rule, self.max_tokens = model, MaskRule.of(c), max_tokens
         self.window = torch.tensor(window, device=device)
-        self.positions = torch.arange(max_tokens, device=device)
-        self.documents = torch.zeros(batch, max_tokens, dtype=torch.int32, device=device)
+        reach = max_tokens if c.window.unit == "none" else round_up(window, BLOCK_TOKENS)
+        self.cells = min(max_tokens, reach + PIECE_TOKENS)
+        self.lengths = [0] * slots
+        self.positions = torch.full((slots, self.cells), NOWHERE, device=device)
+        self.documents = torch.zeros(slots, self.cells, dtype=torch.int32, device=device)
         self.cache: dict[int, tuple[Tensor, Tensor]] = {}
-        self.shape = (batch, max_tokens, c.kv_heads, c.head_dim)
 
-    @torch.no_grad()
-    def feed(self, tokens_BT: Tensor) -> Tensor:
-        """Append tokens; the logits that follow the last of them, (B, head rows) fp32."""
-        start, end = self.length, self.length + tokens_BT.size(1)
-        if end > self.positions.numel():
-            raise UserError(
-                f"{end:,} tokens do not fit a cache of {self.positions.numel():,}; ask for fewer new tokens"
-            )
-        opened = self.documents[:, start - 1 : start] if start else 0
-        self.documents[:, start:end] = document_ids(tokens_BT, self.model.end_of_text) + opened
-        mask = self._mask(start, end)
+    def free(self, slot: int) -> None:
+        """Make a slot ready for another sequence. Old keys stay and are never seen."""
+        self.lengths[slot] = 0
+        self.positions[slot] = NOWHERE
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = self._slots(layer, k)
-            keys[:, start:end], values[:, start:end] = k, v
-            return attend_dense(q, keys[:, :end], values[:, :end], mask, scale=self.model.config.head_dim**-0.5)
+    @torch.inference_mode()
+    def feed(self, tokens_BT: Tensor, *, first: int = 0, live: Sequence[bool] | None = None) -> Tensor:
+        """Append T tokens to B slots from `first` on; the logits that follow the last of them, (B, head rows) fp32.
 
-        x = self.model.stream(tokens_BT, attend, start=start)
-        self.length = end
+        A slot that is not `live` is computed along with its neighbours, which is cheaper than copying theirs together,
+        but does not advance: what it wrote lies where its own next token will overwrite it before any query sees it."""
+        rows = range(first, first + tokens_BT.size(0))
+        living = [slot for slot, lives in zip(rows, live or [True] * len(rows), strict=True) if lives]
+        end = max(self.lengths[slot] for slot in living) + tokens_BT.size(1)
+        if end > self.max_tokens:
+            raise UserError(f"{end:,} tokens do not fit a cache of {self.max_tokens:,}; ask for fewer new tokens")
+        for piece in tokens_BT.split(PIECE_TOKENS, dim=1):
+            x = self._feed_piece(piece, slice(rows.start, rows.stop), living)
         return self.model.head_of(x[:, -1:])[:, 0]
 
-    def _mask(self, start: int, end: int) -> Tensor:
-        q, k = self.positions[start:end, None], self.positions[None, :end]
-        q_doc, k_doc = self.documents[:, start:end, None], self.documents[:, None, :end]
-        return allowed(self.rule, q, k, q_doc, k_doc, self.window).view(-1, end - start, end)
+    def _feed_piece(self, tokens_BT: Tensor, rows: slice, living: list[int]) -> Tensor:
+        batch, count = tokens_BT.shape
+        starts = torch.tensor(self.lengths[rows], device=tokens_BT.device)[:, None]
+        queries = starts + torch.arange(count, device=tokens_BT.device)
+        opened = self.documents[rows].gather(1, (starts - 1) % self.cells) * (starts > 0)
+        documents = document_ids(tokens_BT, self.model.end_of_text) + opened
+        ring = torch.arange(0, batch * self.cells, self.cells, device=tokens_BT.device)[:, None]
+        cells, used = (ring + queries % self.cells).flatten(), min(self.cells, max(self.lengths[rows]) + count)
 
-    def _slots(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        def write(cache: Tensor, new: Tensor) -> Tensor:
+            """`new` (B, T, ...) into its cells; what queries may see, (B, used, ...)."""
+            cache[rows].flatten(0, 1).index_copy_(0, cells, new.flatten(0, 1))  # a view, and faster than cache[i, j] =
+            return cache[rows, :used]
+
+        positions, in_documents = write(self.positions, queries), write(self.documents, documents)
+        q, k, q_doc, k_doc = queries[:, :, None], positions[:, None], documents[:, :, None], in_documents[:, None]
+        mask = allowed(self.rule, q, k, q_doc, k_doc, self.window)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = self._cache_of(layer, k)
+            return attend_dense(q, write(keys, k), write(values, v), mask, scale=self.model.config.head_dim**-0.5)
+
+        turn = Turn(self.model.rotary_cos[queries], self.model.rotary_sin[queries])
+        x = self.model.stream(tokens_BT, attend, turn)
+        for slot in living:
+            self.lengths[slot] += count
+        return x
+
+    def _cache_of(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
         if layer not in self.cache:
-            self.cache[layer] = (like.new_zeros(self.shape), like.new_zeros(self.shape))
+            shape = (len(self.lengths), self.cells, *like.shape[2:])
+            self.cache[layer] = (like.new_zeros(shape), like.new_zeros(shape))
         return self.cache[layer]
 
 

@@ -11,19 +11,31 @@ from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.decode import Decoder, check_length, logits_without_cache
 from paceline.model.gpt import GPT
 
+COLDEST = 1e-6
+"""A lower temperature is greedy: logits divided by it would leave fp32."""
+
 
 def choose(logits_V: Tensor, config: SamplingConfig, generator: torch.Generator) -> int:
     """One token id from the logits of one position."""
-    if config.temperature == 0:
+    if config.temperature < COLDEST:
         return int(logits_V.argmax())
-    logits, ids = torch.sort(logits_V.float() / config.temperature, descending=True, stable=True)
-    if config.top_k is not None:
-        logits, ids = logits[: config.top_k], ids[: config.top_k]
+    logits, ids = likeliest(logits_V.float() / config.temperature, config.top_k)
     probabilities = logits.softmax(0)
-    before = probabilities.cumsum(0) - probabilities  # mass of the likelier tokens: the first one always stays
-    probabilities = probabilities * (before < config.top_p)
-    draw = torch.multinomial(probabilities.cpu(), 1, generator=generator)
+    before = probabilities.cumsum(0) - probabilities  # mass of the likelier tokens
+    keep = before < config.top_p
+    keep[0] = True  # also where top_p rounds to 0
+    draw = torch.multinomial((probabilities * keep).cpu(), 1, generator=generator)
     return int(ids[draw])
+
+
+def likeliest(logits_V: Tensor, top_k: int | None) -> tuple[Tensor, Tensor]:
+    """Logits and ids of the `top_k` likeliest tokens, the likeliest first, of equals the lower id first. To sort all
+    of a vocabulary takes longer than a layer of the demo, so only what reaches the least of them is sorted."""
+    if top_k is None or top_k >= logits_V.numel():
+        return torch.sort(logits_V, descending=True, stable=True)
+    ids = (logits_V >= logits_V.topk(top_k).values[-1]).nonzero()[:, 0]
+    logits, order = torch.sort(logits_V[ids], descending=True, stable=True)
+    return logits[:top_k], ids[order[:top_k]]
 
 
 def generate(

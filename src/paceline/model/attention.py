@@ -39,7 +39,8 @@ DENSE_LIMIT_TOKENS = 4_096
 
 @dataclass(frozen=True)
 class Turn:
-    """Rotary rows of the positions in this pass, each (T, pairs)."""
+    """Rotary rows of the positions in this pass, each (T, pairs), or (B, T, pairs) where sequences stand at different
+    ones."""
 
     cos: Tensor
     sin: Tensor

@@ -96,12 +96,11 @@ class GPT(nn.Module):
     def _stream_of(self, tokens: Tensor, window: Tensor) -> Tensor:
         documents = document_ids(tokens, self.end_of_text) if self.config.document_mask else None
         attend = self.plan(self.config, documents, tokens.size(-1), window)
-        return self.stream(tokens, attend, start=self.first_position)
+        start, end = self.first_position, self.first_position + tokens.size(-1)
+        return self.stream(tokens, attend, Turn(self.rotary_cos[start:end], self.rotary_sin[start:end]))
 
-    def stream(self, tokens: Tensor, attend: Attend, *, start: int) -> Tensor:
-        """The residual stream after the last block, (B, T, width), for tokens at positions `start` and on."""
-        end = start + tokens.size(-1)
-        turn = Turn(self.rotary_cos[start:end], self.rotary_sin[start:end])
+    def stream(self, tokens: Tensor, attend: Attend, turn: Turn) -> Tensor:
+        """The residual stream after the last block, (B, T, width); `turn` says where the tokens stand."""
         x: Tensor = self.embeddings(tokens)
         if self.config.embedding_norm:
             x = rms_norm(x, self.config.norm_eps)

@@ -33,10 +33,11 @@ def rotary_tables(config: RotaryConfig, head_dim: int) -> tuple[Tensor, Tensor]:
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def rotate(x_BTHD: Tensor, cos_TP: Tensor, sin_TP: Tensor, config: RotaryConfig) -> Tensor:
-    """Turn the first P pairs of every head. Returns x's shape and dtype; the other pairs pass through untouched."""
+def rotate(x_BTHD: Tensor, cos: Tensor, sin: Tensor, config: RotaryConfig) -> Tensor:
+    """Turn the first P pairs of every head by rows (T, P) or (B, T, P). Returns x's shape and dtype; the other pairs
+    pass through untouched."""
     dtype = torch.float32 if config.arithmetic == "fp32" else x_BTHD.dtype
-    cos, sin = cos_TP[:, None, :].to(dtype), sin_TP[:, None, :].to(dtype)
+    cos, sin = cos[..., None, :].to(dtype), sin[..., None, :].to(dtype)
     pairs, half = cos.size(-1), x_BTHD.size(-1) // 2
     a, a_rest, b, b_rest = x_BTHD.split([pairs, half - pairs, pairs, half - pairs], dim=-1)
     turned_a = (a * cos + b * sin).to(x_BTHD.dtype)

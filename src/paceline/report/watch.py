@@ -2,8 +2,7 @@
 
 A server of the standard library on loopback with two answers, the page and its state as JSON. The page asks again
 0.7 s after each answer, so that a new step is seen within 2 s; while nothing changes the answer is empty, and a run
-that has not changed is neither read nor smoothed again. No path of a request ever names a file. A page of another site
-may send a browser here under a name of its own, so requests that ask for another host are refused.
+that has not changed is neither read nor smoothed again. No path of a request ever names a file.
 """
 
 import contextlib
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import UserError
+from paceline.core.loopback import HOSTS, LOOPBACK, headers, host_of
 from paceline.report.charts import as_script, chart_data
 from paceline.report.live import RunsFolder
 from paceline.report.markup import Markup, element, join
@@ -24,17 +24,8 @@ from paceline.report.sections.about import about
 from paceline.report.subject import Subject
 from paceline.report.words import Statistics
 
-LOOPBACK = "127.0.0.1"
-HOSTS = frozenset({LOOPBACK, "localhost", "[::1]"})
-"""As a browser may call us, with any port: a tunnel has its own."""
 LIVE_POLICY = f"{POLICY}; connect-src 'self'; base-uri 'none'; form-action 'none'"
-HEADERS = {
-    "Content-Security-Policy": f"{LIVE_POLICY}; frame-ancestors 'none'",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
+HEADERS = headers(LIVE_POLICY)
 
 
 class LivePage:
@@ -92,7 +83,7 @@ def _handler(live: LivePage) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             path, _, query = self.path.partition("?")
-            if _host_of(self.headers.get("Host")) not in HOSTS:
+            if host_of(self.headers.get("Host")) not in HOSTS:
                 self._answer(403, b"paceline watch answers to localhost only\n", "text/plain")
             elif path == "/":
                 self._answer(200, live.page, "text/html; charset=utf-8")
@@ -121,9 +112,3 @@ def _handler(live: LivePage) -> type[BaseHTTPRequestHandler]:
             """A request a second is no news."""
 
     return Handler
-
-
-def _host_of(header: str | None) -> str:
-    """`localhost:8008` without its port."""
-    name, colon, port = (header or "").lower().rpartition(":")
-    return name if colon and port.isdigit() else (header or "").lower()

@@ -1,0 +1,142 @@
+"""Many texts at once over one cache: streams join and leave between two steps, nobody waits for a batch to end.
+
+A step feeds one piece of one new prompt and one token of every text that has begun, so a long prompt delays the others
+by one piece at a time. Everything here is synchronous and belongs to one thread; `engine.py` is that thread.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from paceline.evaluate.config import SamplingConfig
+from paceline.evaluate.decode import PIECE_TOKENS, Decoder
+from paceline.evaluate.generate import choose
+from paceline.model.gpt import GPT
+
+Finish = Literal["stop", "length", "timeout", "error"]
+
+
+@dataclass(eq=False)
+class Stream:
+    """One text in the making."""
+
+    prompt: list[int]
+    new_tokens: int
+    """At most; at least 1."""
+    sampling: SamplingConfig
+    deadline: float
+    """On the batcher's clock."""
+    slot: int | None = None
+    fed: int = 0
+    """Tokens of the prompt that are in the cache."""
+    last: int = 0
+    """The token to feed next, once the whole prompt is in the cache."""
+    made: int = 0
+    generator: torch.Generator = field(default_factory=torch.Generator)
+
+    def __post_init__(self) -> None:
+        self.generator.manual_seed(self.sampling.seed)
+
+    @property
+    def begun(self) -> bool:
+        return self.fed == len(self.prompt)
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a step did for a stream: a token, or its end."""
+
+    stream: Stream
+    token: int | None = None
+    finish: Finish | None = None
+
+
+class Batcher:
+    def __init__(
+        self, model: GPT, *, window: int, slots: int, max_tokens: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.model, self.clock = model, clock
+        self.decoder = Decoder(model, window=window, max_tokens=max_tokens, slots=slots)
+        self.waiting: deque[Stream] = deque()
+        self.slots: list[Stream | None] = [None] * slots
+
+    @property
+    def streams(self) -> list[Stream]:
+        """Those that have a slot."""
+        return [stream for stream in self.slots if stream is not None]
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.streams
+
+    def add(self, stream: Stream) -> None:
+        self.waiting.append(stream)
+
+    def drop(self, stream: Stream) -> None:
+        """Forget a stream, wherever it is; nothing happens if it has ended."""
+        if stream.slot is not None:
+            self.decoder.free(stream.slot)
+            self.slots[stream.slot] = None
+            stream.slot = None
+        elif stream in self.waiting:
+            self.waiting.remove(stream)
+
+    def step(self) -> list[Event]:
+        """One token for every text that has begun, one piece of a prompt for one that has not."""
+        events = [self._end(stream, "timeout") for stream in self._late()]
+        self._admit()
+        if any(stream.begun for stream in self.streams):
+            events += self._feed_tokens()
+        if new := [stream for stream in self.streams if not stream.begun]:
+            events += self._feed_prompt(max(new, key=lambda stream: stream.fed))  # one that has started, first
+        return events
+
+    def fail(self) -> list[Event]:
+        """End everything after an error nobody foresaw."""
+        return [self._end(stream, "error") for stream in [*self.streams, *self.waiting]]
+
+    def _late(self) -> list[Stream]:
+        now = self.clock()
+        return [stream for stream in [*self.streams, *self.waiting] if stream.deadline <= now]
+
+    def _admit(self) -> None:
+        for slot, taken in enumerate(self.slots):  # the lowest first: a step computes all up to the highest
+            if taken is None and self.waiting:
+                stream = self.waiting.popleft()
+                self.slots[slot], stream.slot = stream, slot
+
+    def _feed_prompt(self, stream: Stream) -> list[Event]:
+        assert stream.slot is not None
+        piece = stream.prompt[stream.fed : stream.fed + PIECE_TOKENS]
+        logits = self.decoder.feed(self._tensor([piece]), first=stream.slot)
+        stream.fed += len(piece)
+        return self._continue(stream, logits[0]) if stream.begun else []
+
+    def _feed_tokens(self) -> list[Event]:
+        live = [stream is not None and stream.begun for stream in self.slots]
+        rows = len(live) - live[::-1].index(True)
+        tokens = [[0 if stream is None else stream.last] for stream in self.slots[:rows]]
+        logits = self.decoder.feed(self._tensor(tokens), live=live[:rows])
+        texts = [(stream, logits[row]) for row, stream in enumerate(self.slots[:rows]) if stream and live[row]]
+        return [event for stream, following in texts for event in self._continue(stream, following)]
+
+    def _continue(self, stream: Stream, logits: Tensor) -> list[Event]:
+        """The next token of one text, and its end if that is due: as `generate`, which ends before an end-of-text."""
+        token = choose(logits[: self.model.config.vocab_size], stream.sampling, stream.generator)
+        if token == self.model.end_of_text:
+            return [self._end(stream, "stop")]
+        stream.last, stream.made = token, stream.made + 1
+        made = Event(stream, token=token)
+        return [made, self._end(stream, "length")] if stream.made == stream.new_tokens else [made]
+
+    def _end(self, stream: Stream, finish: Finish) -> Event:
+        self.drop(stream)
+        return Event(stream, finish=finish)
+
+    def _tensor(self, rows: list[list[int]]) -> Tensor:
+        return torch.tensor(rows, device=self.decoder.window.device)

@@ -1,0 +1,108 @@
+"""The thread that owns the model, and the replies it fills for an event loop.
+
+Commands go in through a queue; what a step made comes out in one call to the loop, however many streams it was for.
+Who may enter is decided on the loop's side, so no lock is needed anywhere.
+"""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from paceline.evaluate.serving.batcher import Batcher, Event, Stream
+
+log = logging.getLogger(__name__)
+
+
+class BusyError(Exception):
+    """No room for another request now."""
+
+
+@dataclass(eq=False)
+class Reply:
+    """The streams of one request. Leaving it, for whatever reason, ends those that still run."""
+
+    engine: "Engine"
+    streams: list[Stream]
+    events: "asyncio.Queue[Event]" = field(default_factory=asyncio.Queue)
+
+    def __enter__(self) -> "Reply":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for stream in self.streams:
+            self.engine.drop(stream)
+
+
+class Engine:
+    def __init__(self, batcher: Batcher, *, room: int) -> None:
+        """`room`: streams that may be written or wait at the same time."""
+        self.batcher, self.room = batcher, room
+        self.replies: dict[Stream, Reply] = {}
+        """Of every stream that has not ended; touched by the event loop only."""
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopped = False
+
+    def start(self) -> None:
+        """From the event loop that will be told of events."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._commands.put(self._stop)
+        self._thread.join()
+
+    def open(self, streams: list[Stream]) -> Reply:
+        """Put streams in line; raises BusyError if there is no room for all of them."""
+        if len(self.replies) + len(streams) > self.room:
+            raise BusyError
+        reply = Reply(self, streams)
+        for stream in streams:
+            self.replies[stream] = reply
+            self._commands.put(lambda stream=stream: self.batcher.add(stream))  # type: ignore[misc]
+        return reply
+
+    def drop(self, stream: Stream) -> None:
+        if self.replies.pop(stream, None) is not None:
+            self._commands.put(lambda: self.batcher.drop(stream))
+
+    def _stop(self) -> None:
+        self._stopped = True
+
+    def _run(self) -> None:
+        while not self._stopped:
+            for command in self._due():
+                command()
+            if events := self._step():
+                self._tell(events)
+
+    def _due(self) -> Iterator[Callable[[], None]]:
+        """Commands that have come; while there is nothing else to do, waits for one."""
+        if self.batcher.idle:
+            yield self._commands.get()
+        while not self._commands.empty():
+            yield self._commands.get()
+
+    def _step(self) -> list[Event]:
+        try:
+            return self.batcher.step()
+        except Exception:  # a bug, or a device out of memory: these texts are lost, the server is not
+            log.exception("a step failed; its requests are answered with status 500")
+            return self.batcher.fail()
+
+    def _tell(self, events: list[Event]) -> None:
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._deliver, events)
+
+    def _deliver(self, events: list[Event]) -> None:
+        for event in events:
+            if (reply := self.replies.get(event.stream)) is not None:
+                reply.events.put_nowait(event)
+                if event.finish is not None:
+                    del self.replies[event.stream]

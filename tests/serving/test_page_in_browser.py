@@ -1,0 +1,62 @@
+"""The page in Chromium: text comes, can be stopped, and never becomes markup; by keyboard, in the dark, on a phone."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from paceline.evaluate.config import SamplingConfig
+from paceline.evaluate.generate import text_stream
+from paceline.evaluate.serving.config import ServeConfig
+from report.browser import needs_chromium, opened, playwright, started
+from serving.tiny_server import WINDOW, Served, served, tiny_run
+
+pytestmark = needs_chromium
+NAME = "<img src=x onerror=alert(1)> {{script}}"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with served(ServeConfig(), name=NAME) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["playwright.Browser"]:
+    with started() as found:
+        yield found
+
+
+def test_a_prompt_is_continued_by_keyboard_and_shown_as_text(browser: "playwright.Browser", server: Served) -> None:
+    result = opened(browser, server.url)
+    page, prompt = result.page, "<b>Return</b> <script>alert(2)</script>"
+    assert page.locator("h1").text_content() == NAME
+    page.keyboard.type(prompt)  # the field has the focus
+    page.get_by_label("New tokens").fill("60")
+    page.get_by_label("Seed").fill("4")
+    page.keyboard.press("Control+Enter")
+    page.get_by_text("Done").wait_for()
+    run, sampling = tiny_run(), SamplingConfig(temperature=0.8, top_k=50, seed=4)
+    expected = "".join(text_stream(run.model, run.tokenizer, prompt, sampling, window=WINDOW, new_tokens=60))
+    assert page.locator("#text").text_content() == prompt + expected
+    assert page.locator("#text b, #text script").count() == 0
+    assert result.complaints == []
+
+
+def test_writing_can_be_stopped_and_an_error_is_told(browser: "playwright.Browser", server: Served) -> None:
+    page = opened(browser, server.url).page
+    page.get_by_label("New tokens").fill("1000")
+    page.get_by_role("button", name="Continue").click()
+    page.get_by_text("pieces").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_text("Stopped").wait_for()
+    server.settle()
+    page.get_by_label("Text to continue").fill("x" * 1000)
+    page.get_by_role("button", name="Continue").click()
+    page.get_by_text("there is room for 24").wait_for()
+
+
+def test_a_phone_in_the_dark_needs_no_scrolling_sideways(browser: "playwright.Browser", server: Served) -> None:
+    page = opened(browser, server.url, width=360, scheme="dark").page
+    page.locator("#made").evaluate("(element) => element.append('x'.repeat(2000))")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
