@@ -10,7 +10,6 @@ from paceline.core.errors import UserError
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.decode import Decoder, logits_without_cache
 from paceline.evaluate.generate import choose, generate, likeliest
-from paceline.model.config import ModelConfig, RotaryConfig, WindowConfig
 from paceline.model.gpt import GPT
 from paceline.recipes.presets import PRESETS
 from paceline.recipes.scaling import scaled
