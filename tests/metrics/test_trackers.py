@@ -103,7 +103,7 @@ def test_a_resumed_run_hides_what_was_written_after_its_checkpoint(tmp_path: Pat
         for step in range(start + 1, start + 4):
             sink.step(step_record(step, loss))
         sink.close()
-    assert events(tmp_path)["train/loss"] == [(1, 3.5), (3, 3.0), (4, 3.0), (5, 3.0)]
+    assert events(tmp_path)["train/loss"] == [(1, 3.5), (2, 3.5), (3, 3.0), (4, 3.0), (5, 3.0)]
 
 
 # ---- Weights & Biases, trackio
