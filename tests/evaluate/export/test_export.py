@@ -130,8 +130,15 @@ def test_a_folder_that_is_not_empty_is_refused(
     assert f"--out {tmp_path}: is not empty" in refusal(capsys, trained, "--out", tmp_path)
     assert "is a file" in refusal(capsys, trained, "--out", tmp_path / "mine")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-    (tmp_path / "empty").mkdir()
-    assert main(["export", str(trained), "--out", str(tmp_path / "empty")]) == 0
+
+
+def test_an_empty_folder_is_filled_also_the_one_we_are_in(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "empty").mkdir()
+    monkeypatch.chdir(folder)
+    assert main(["export", str(trained), "--out", "."]) == 0
+    assert {path.name for path in folder.iterdir()} == HF_FILES
 
 
 def test_a_run_without_a_checkpoint_is_refused(
