@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -187,3 +189,8 @@ def test_a_run_without_a_card_is_refused(trained: Path, tmp_path: Path, capsys: 
     assert "card.json: does not exist" in refusal(capsys, copy, "--out", tmp_path / "out")
     write_card(copy, read_card(trained))
     assert main(["export", str(copy), "--out", str(tmp_path / "out")]) == 0
+
+
+def test_writing_an_export_does_not_import_transformers() -> None:
+    code = "import sys, paceline.evaluate.export.export; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
