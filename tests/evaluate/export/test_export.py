@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,8 +132,15 @@ def test_a_folder_that_is_not_empty_is_refused(
     assert f"--out {tmp_path}: is not empty" in refusal(capsys, trained, "--out", tmp_path)
     assert "is a file" in refusal(capsys, trained, "--out", tmp_path / "mine")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-    (tmp_path / "empty").mkdir()
-    assert main(["export", str(trained), "--out", str(tmp_path / "empty")]) == 0
+
+
+def test_an_empty_folder_is_filled_also_the_one_we_are_in(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "empty").mkdir()
+    monkeypatch.chdir(folder)
+    assert main(["export", str(trained), "--out", "."]) == 0
+    assert {path.name for path in folder.iterdir()} == HF_FILES
 
 
 def test_a_run_without_a_checkpoint_is_refused(
@@ -180,3 +189,8 @@ def test_a_run_without_a_card_is_refused(trained: Path, tmp_path: Path, capsys: 
     assert "card.json: does not exist" in refusal(capsys, copy, "--out", tmp_path / "out")
     write_card(copy, read_card(trained))
     assert main(["export", str(copy), "--out", str(tmp_path / "out")]) == 0
+
+
+def test_writing_an_export_does_not_import_transformers() -> None:
+    code = "import sys, paceline.evaluate.export.export; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

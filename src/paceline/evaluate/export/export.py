@@ -85,6 +85,7 @@ def _tokenizer_of(saved: SavedRun) -> Tokenizer:
 @contextlib.contextmanager
 def _appearing(out: Path) -> Iterator[Path]:
     """A folder to fill, which becomes `out` when the block ends without an error."""
+    out = out.resolve()  # `.` has no name
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
