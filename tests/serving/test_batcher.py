@@ -7,7 +7,7 @@ from torch import Tensor
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.generate import generate
 from paceline.evaluate.serving.batcher import Batcher, Event, Stream
-from serving.tiny_server import MAX_TOKENS, WINDOW, tiny_run
+from serving.tiny_server import MAX_TOKENS, WINDOW, tiny_model
 
 NEVER = float("inf")
 GREEDY = SamplingConfig(temperature=0.0)
@@ -21,7 +21,7 @@ class Clock:
 
 
 def batcher(slots: int = 3, clock: Clock | None = None) -> Batcher:
-    return Batcher(tiny_run().model, window=WINDOW, slots=slots, max_tokens=MAX_TOKENS, clock=clock or Clock())
+    return Batcher(tiny_model(), window=WINDOW, slots=slots, max_tokens=MAX_TOKENS, clock=clock or Clock())
 
 
 def stream(seed: int, *, length: int = 5, new_tokens: int = 8, greedy: bool = False, deadline: float = NEVER) -> Stream:
@@ -42,7 +42,7 @@ def tokens_of(stream: Stream, events: list[Event]) -> list[int]:
 
 
 def alone(stream: Stream) -> list[int]:
-    found = generate(tiny_run().model, stream.prompt, stream.sampling, window=WINDOW, new_tokens=stream.new_tokens)
+    found = generate(tiny_model(), stream.prompt, stream.sampling, window=WINDOW, new_tokens=stream.new_tokens)
     return list(found)
 
 
