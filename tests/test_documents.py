@@ -15,6 +15,8 @@ from paceline.commands import (
     compare,
     data,
     doctor,
+    evaluate,
+    export,
     ledger,
     plan,
     presets,
@@ -29,11 +31,13 @@ from paceline.core.command_line import parse
 from paceline.recipes.presets import preset
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ARGUMENTS = {
     "presets": presets.PresetsArgs,
     "diff": presets.DiffArgs,
     "sample": sample.SampleArgs,
+    "evaluate": evaluate.EvaluateArgs,
+    "export": export.ExportArgs,
     "data prepare": data.PrepareArgs,
     "data download": data.DownloadArgs,
     "data verify": data.VerifyArgs,

@@ -32,6 +32,7 @@ VERBS = {
     "sample": Verb("let a trained run write", "commands.sample:sample"),
     "serve": Verb("answer the completions protocol with a run", "commands.serve:serve"),
     "evaluate": Verb("judge a trained run: loss, bits per byte, tasks", "commands.evaluate:evaluate"),
+    "export": Verb("write a run for transformers, or as plain weights", "commands.export:export"),
     "data prepare": Verb("text to shards", "commands.data:prepare"),
     "data download": Verb("public data to a folder", "commands.data:download"),
     "data verify": Verb("check the hashes of shards", "commands.data:verify"),

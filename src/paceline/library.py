@@ -10,6 +10,7 @@ raise `PacelineError` with the line that the command would print. torch is impor
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -71,8 +72,9 @@ def pretrain(config: RunConfig, *, out: str | Path | None = None, on_record: OnR
     from paceline.train.run import start_run
 
     began = time.perf_counter()
+    was_there = out is not None and Path(out).exists()
     folder = new_run_folder(config.preset, None if out is None else str(out))
-    with left_only_if_used(folder):
+    with nullcontext() if was_there else left_only_if_used(folder):
         start_run(
             config, folder, preset=preset(config.preset), on_record=on_record, age=lambda: time.perf_counter() - began
         )

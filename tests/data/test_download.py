@@ -1,7 +1,10 @@
 """Public data over a real connection: fetched once, resumed where it broke, checked, and one line for what fails."""
 
 import resource
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,6 +123,31 @@ def test_a_file_that_was_changed_here_is_fetched_again(hub: Hub, config: Downloa
     download(config)
     assert fetched(hub) == [TRAIN[0]]
     assert verify(tmp_path / "out").ok
+
+
+KILLED = """
+import os, signal, sys
+from paceline.data.config import DownloadConfig
+from paceline.data.download import download
+
+def half_way(status):
+    if status.files == 1 and status.bytes_read > 110_000:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+download(DownloadConfig(name="fineweb10B", out=sys.argv[1], shards=2), half_way)
+"""
+
+
+def test_a_killed_download_goes_on_and_leaves_nothing_behind(hub: Hub, config: DownloadConfig, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(out)], check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert len(list(out.rglob("*.incomplete"))) == 1
+    hub.asked.clear()
+    download(config)
+    assert fetched(hub) == TRAIN[:2]
+    assert list(out.rglob("*.incomplete")) == []
+    assert verify(out).ok
 
 
 def test_a_file_that_is_no_shard_is_refused(hub: Hub, config: DownloadConfig) -> None:

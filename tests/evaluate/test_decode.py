@@ -5,54 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from model.lively import WINDOWS, lively, small
 from paceline.core.errors import UserError
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.decode import Decoder, logits_without_cache
 from paceline.evaluate.generate import choose, generate, likeliest
-from paceline.model.config import ModelConfig, RotaryConfig, WindowConfig
 from paceline.model.gpt import GPT
 from paceline.recipes.presets import PRESETS
 from paceline.recipes.scaling import scaled
 
 GREEDY = SamplingConfig(temperature=0.0)
-WINDOWS = {
-    "blocks": WindowConfig(unit="blocks", start_tokens=128, growth_tokens=128),
-    "tokens": WindowConfig(unit="tokens", start_tokens=64, growth_tokens=64, quantum_tokens=64),
-    "tokens_in_blocks": WindowConfig(unit="tokens_in_blocks", start_tokens=64, growth_tokens=64, quantum_tokens=64),
-    "none": WindowConfig(unit="none"),
-}
-
-
-def lively(model: GPT) -> GPT:
-    """Fresh weights say nothing (outputs start at 0), so every parameter gets noise."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
-    return model
-
-
-def small(unit: str, **changes: object) -> GPT:
-    config = ModelConfig(
-        vocab_size=61,
-        head_multiple=16,
-        width=32,
-        num_layers=4,
-        num_heads=4,
-        head_dim=8,
-        num_kv_heads=2,
-        qk_norm="before_rotary",
-        rotary=RotaryConfig(max_tokens=1024),
-        x0_mix=True,
-        unet_skips=True,
-        value_path="sparse",
-        value_ends=1,
-        layers_without_attention=(2,),
-        softcap=15.0,
-        document_mask=True,
-        window=WINDOWS[unit],
-    )
-    return lively(GPT(replace(config, **changes), end_of_text=0))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 three kinds of question has the answer that the model's plain passes give."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, PacelineError
 from paceline.data.tokenizer import Tokenizer
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.generate import generate
@@ -189,3 +190,17 @@ def test_a_task_whose_data_are_gone_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--tasks gone: could not be loaded") as caught:
         open_tasks(["gone"], tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_task_that_runs_what_the_model_writes_is_refused(task_folder: Path, tmp_path: Path) -> None:
+    rest = CHOICE + "unsafe_code: true\n"
+    text = TASK.format(name="daring", file=task_folder / "rows.jsonl", cache=tmp_path / "cache", rest=rest)
+    (tmp_path / "daring.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="--tasks daring: runs code that the model writes"):
+        open_tasks(["daring"], tmp_path)
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
+    with pytest.raises(PacelineError, match=r"pip install 'paceline\[eval\]'"):
+        open_tasks(["arc_easy"], None)

@@ -1,5 +1,6 @@
 """Trackers: TensorBoard's files read back, and libraries that raise or hang at any call without costing the run."""
 
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -102,7 +103,7 @@ def test_a_resumed_run_hides_what_was_written_after_its_checkpoint(tmp_path: Pat
         for step in range(start + 1, start + 4):
             sink.step(step_record(step, loss))
         sink.close()
-    assert events(tmp_path)["train/loss"] == [(1, 3.5), (3, 3.0), (4, 3.0), (5, 3.0)]
+    assert events(tmp_path)["train/loss"] == [(1, 3.5), (2, 3.5), (3, 3.0), (4, 3.0), (5, 3.0)]
 
 
 # ---- Weights & Biases, trackio
@@ -168,6 +169,13 @@ def test_weights_and_biases_itself_offline(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
 
 
+def test_trackio_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "tracked"))
+    pytest.importorskip("trackio")
+    assert write(tmp_path, PROJECTS["trackio"]) == []
+    assert (tmp_path / "tracked" / "speed.db").exists()
+
+
 # ---- hanging
 
 
@@ -219,6 +227,11 @@ def test_a_tracker_that_hangs_at_the_end_is_left_behind(hanging: Hanging) -> Non
     sinks.step(step_record(1))
     sinks.close()
     assert warnings == ["warning: tracker failed and gets no more records (not done 0 s after the run)"]
+
+
+def test_a_tracker_that_never_returns_does_not_keep_the_process() -> None:
+    code = "import time\nfrom paceline.metrics.apart import Apart\nApart('tracker', lambda: time.sleep(3600))"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
 def test_a_tracker_that_falls_too_far_behind_is_dropped(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:

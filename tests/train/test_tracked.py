@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from metrics.test_trackers import Library, events
+from paceline.checkpoint.run_folder import RunFolder
 from paceline.metrics.config import MetricsConfig
+from paceline.train.run import resume_run
 from train.tiny import losses, run, tiny_config
 
 
@@ -22,3 +24,11 @@ def test_a_run_is_the_same_with_trackers_that_work_and_with_one_that_fails(
     assert losses(tmp_path / "watched") == losses(tmp_path / "plain")
     assert [step for step, _ in events(tmp_path / "watched")["train/loss"]] == [1, 2, 3, 4]
     assert capsys.readouterr().err.count("wandb failed") == 1
+
+
+def test_a_resumed_run_goes_on_in_its_event_files(tmp_path: Path) -> None:
+    whole = replace(tiny_config(tmp_path / "data", steps=4), metrics=MetricsConfig(tensorboard=True))
+    run(replace(whole, train=replace(whole.train, stop_after=2)), tmp_path / "run")
+    resume_run(whole, RunFolder(tmp_path / "run"))
+    written = [loss for _, loss in events(tmp_path / "run")["train/loss"]]
+    assert written == pytest.approx(losses(tmp_path / "run"), rel=1e-6)  # TensorBoard keeps fp32

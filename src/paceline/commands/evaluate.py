@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from paceline.core.command_line import Bare, Positional, parse
 from paceline.core.schema import to_dict
@@ -34,8 +34,7 @@ class EvaluateArgs:
     run: Positional[str] = "latest"
     """A run's folder, its name under runs/, or `latest`."""
     suite: Bare[SuiteConfig] = field(default_factory=SuiteConfig)
-    device: str = "auto"
-    """cpu, cuda, or auto."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     json: bool = False
     """For programs."""
 

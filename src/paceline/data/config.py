@@ -99,7 +99,8 @@ class PrepareConfig:
     """Text to shards. Running the same command again continues where it was stopped."""
 
     inputs: tuple[str, ...]
-    """Files (.txt, .jsonl, .jsonl.gz, .parquet), folders of them, or - for standard input."""
+    """Files (.txt, .jsonl, .jsonl.gz, .parquet), folders of them, - for standard input, or hf:NAME:CONFIG:SPLIT for a
+    dataset of the Hugging Face hub, as a stream (needs the package datasets)."""
     out: str
     """Folder for the shards, the tokenizer and dataset.json."""
     name: str = "data"

@@ -84,7 +84,7 @@ def _make_tokenizer(config: PrepareConfig, sources: list[Source]) -> tuple[Token
 
 
 def _training_text(config: PrepareConfig, sources: list[Source]) -> list[bytes]:
-    if any(source.path is None for source in sources):
+    if any(source.only_once for source in sources):
         raise ConfigError(
             f"--tokenizer {config.tokenizer} is trained on the text first, but standard input can be read only once; "
             f"give a file, or --tokenizer gpt2, bytes or a folder that carries one"

@@ -65,6 +65,7 @@ def download(config: DownloadConfig, on_progress: Callable[[DownloadStatus], Non
     revision, listed = _listing(hub, public)
     wanted = choose(listed, public, config.shards)
     with _naming_full_disk(folder), only_writer(folder):
+        _clear_leftovers(folder)
         done = _still_there(folder, wanted)
         missing = [file for file in wanted if file not in done]
         check_space(folder, sum(file.bytes for file in missing))
@@ -150,6 +151,12 @@ def _still_there(folder: Path, wanted: list[RemoteFile]) -> list[RemoteFile]:
     except ConfigError:  # the files are then looked at again
         return []
     return [file for file in wanted if file in noted and _size(folder / file.name) == file.bytes]
+
+
+def _clear_leftovers(folder: Path) -> None:
+    """Of a download that was killed: huggingface-hub begins the file again under a new name and would keep them all."""
+    for path in folder.glob(".cache/huggingface/download/**/*.incomplete"):
+        path.unlink()
 
 
 def _size(path: Path) -> int | None:

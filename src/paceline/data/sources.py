@@ -1,8 +1,8 @@
 """Input files to documents, and documents to pieces of bounded size.
 
-A .txt file is one document, a line of .jsonl and a row of .parquet is one; text is taken byte for byte. Everything is
-read as a stream, so a document may be larger than memory. A long document is cut only where every tokenizer here
-starts a new word whatever surrounds it, so that pieces can be encoded apart and joined.
+A .txt file is one document, a line of .jsonl and a row of .parquet or of the hub's datasets is one; text is taken byte
+for byte. Everything is read as a stream, so a document may be larger than memory. A long document is cut only where
+every tokenizer here starts a new word whatever surrounds it, so that pieces can be encoded apart and joined.
 """
 
 import codecs
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from paceline.core.errors import DataError
+from paceline.data.streams import is_stream, parse_stream, rows
 
 STANDARD_INPUT = "-"
 KINDS = {".txt": "txt", ".jsonl": "jsonl", ".jsonl.gz": "jsonl.gz", ".parquet": "parquet"}
@@ -34,7 +35,7 @@ Side = Literal["train", "val"]
 
 @dataclass(frozen=True)
 class Source:
-    """A file, or a part of one. `path` None is standard input."""
+    """A file, or a part of one. `path` None is standard input, or a stream of kind `hf`."""
 
     path: Path | None
     name: str
@@ -44,6 +45,11 @@ class Source:
     first_line: int = 1
     side: Side | None = None
     """Where its documents go; None: each by its hash."""
+
+    @property
+    def only_once(self) -> bool:
+        """Whether it cannot be read a second time."""
+        return self.path is None and self.kind != "hf"
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,9 @@ def find_sources(inputs: Sequence[str], stdin_format: str) -> list[Source]:
         if given == STANDARD_INPUT:
             kind = "txt" if stdin_format == "text" else "jsonl"
             sources.append(Source(path=None, name="standard input", kind=kind, bytes=0))
+        elif is_stream(given):
+            parse_stream(given)
+            sources.append(Source(path=None, name=given, kind="hf", bytes=0))
         elif Path(given).is_dir():
             sources += _search_folder(Path(given))
         else:
@@ -141,8 +150,8 @@ class Reader:
             if not self._left_out(source):
                 yield self._text_blocks(source)
         else:
-            texts = self._parquet_texts(source) if source.kind == "parquet" else self._jsonl_texts(source)
-            yield from ([text] for text in texts)
+            read = {"parquet": self._parquet_texts, "hf": self._stream_texts}.get(source.kind, self._jsonl_texts)
+            yield from ([text] for text in read(source))
 
     def _left_out(self, source: Source) -> bool:
         """Whether a text is to be skipped. It must be known before its first part is handed on, so it is read twice."""
@@ -196,6 +205,17 @@ class Reader:
             except AttributeError:
                 self._bad_record(f"{source.path}, row {number:,}: {self.field!r} is {type(value).__name__}, not text")
 
+    def _stream_texts(self, source: Source) -> Iterator[str]:
+        for number, row in enumerate(rows(source.name), 1):
+            if self.field not in row:
+                raise DataError(f"{source.name}: no column {self.field!r}; there are {', '.join(row)}; see --field")
+            text, problem = checked_text(row[self.field], self.field)
+            if text is not None:
+                self.bytes_read += len(text)
+                yield text
+            else:
+                self._bad_record(f"{source.name}, row {number:,}: {problem}")
+
     def _bad_record(self, problem: str) -> None:
         if not self.skip_bad:
             raise DataError(f"{problem}; {CURE}")
@@ -217,13 +237,18 @@ def parse_line(line: bytes, field: str) -> tuple[str | None, str | None]:
         return None, f"not JSON ({error})"
     if not isinstance(record, dict) or field not in record:
         return None, f"no field {field!r}"
-    if not isinstance(text := record[field], str):
-        return None, f"field {field!r} is {type(text).__name__}, not text"
+    return checked_text(record[field], field)
+
+
+def checked_text(value: Any, field: str) -> tuple[str | None, str | None]:
+    """A field's value as text, or what is wrong with it."""
+    if not isinstance(value, str):
+        return None, f"field {field!r} is {type(value).__name__}, not text"
     try:
-        text.encode()
+        value.encode()
     except UnicodeEncodeError:
         return None, f"field {field!r} holds half a surrogate pair, which is not text"
-    return text, None
+    return value, None
 
 
 def _pieces_of(blocks: Iterable[str], side: Side | None, val_share: float) -> Iterator[Piece]:

@@ -45,8 +45,18 @@ def open_tasks(names: Sequence[str], folder: Path | None) -> "TaskManager":
         if not manager.match_tasks([name]):
             raise ConfigError(f"--tasks {name}: no such task{_hint(name, manager.all_tasks, folder)}")
         with _named("--tasks", name):
-            manager.load([name])
+            loaded = manager.load([name])["tasks"]
+        for task in loaded.values():
+            _check_fits(name, task)
     return manager
+
+
+def _check_fits(name: str, task: Any) -> None:
+    """The harness would refuse these as well, in the middle of the work."""
+    if getattr(task, "UNSAFE_CODE", False):
+        raise ConfigError(f"--tasks {name}: runs code that the model writes, which paceline does not; choose another")
+    if getattr(task, "MULTIMODAL", False):
+        raise ConfigError(f"--tasks {name}: shows pictures to the model, which reads text only; choose another")
 
 
 def _hint(name: str, known: Sequence[str], folder: Path | None) -> str:

@@ -3,6 +3,7 @@
 What the user named is opened before the model is, so that a mistake costs no waiting.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -76,14 +77,15 @@ def judge_validation(run: LoadedRun, progress: Progress = lambda done, total: No
     config, length = run.config, run.config.batch.sequence_tokens
     corpus = open_dataset(config.data, config.model.vocab_size).val
     device = run.model.embeddings.token.device
-    run.model.loss = head_loss_by_chunks  # logits of a whole sequence of a record take gigabytes
+    model = copy.copy(run.model)  # the same weights under another head:
+    model.loss = head_loss_by_chunks  # logits of a whole sequence of a record take gigabytes
     by_place = LossByPlace(length, run.window_tokens, device)
     total = len(validation_windows(corpus, length, config.evaluate.tokens))
     done = 0
 
     def forward(tokens: Tensor, targets: Tensor, window: Tensor) -> Tensor:
         nonlocal done
-        losses: Tensor = run.model(tokens, targets, window)
+        losses: Tensor = model(tokens, targets, window)
         by_place.add(losses, places_in_sequence(tokens, config.data.end_of_text))
         done += len(tokens)
         progress(done, total)

@@ -42,8 +42,9 @@ class TensorBoard:
     def __init__(self, run: Tracked) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # what a launch that was killed wrote after its last checkpoint is hidden
-        self._writer = SummaryWriter(str(run.folder / TENSORBOARD_FOLDER), purge_step=run.start_step or None)
+        # what a launch that was killed wrote after its last checkpoint is hidden; a record's step counts updates done
+        first = run.start_step + 1 if run.start_step else None
+        self._writer = SummaryWriter(str(run.folder / TENSORBOARD_FOLDER), purge_step=first)
 
     def log(self, step: int, values: dict[str, float]) -> None:
         for name, value in values.items():

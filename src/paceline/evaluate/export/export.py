@@ -1,0 +1,96 @@
+"""A run's weights in a folder of their own: for transformers, or as plain tensors beside their architecture.
+
+The folder appears when it is complete: files are written beside it and moved at the end, so that an export that fails
+half-way leaves nothing behind.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from paceline.core.errors import PacelineError, RunError, UserError
+from paceline.core.files import write_json
+from paceline.core.schema import to_dict
+from paceline.data.tokenizer import FILE_NAME, Tokenizer, load_tokenizer
+from paceline.evaluate.export.architecture import generation_config, hf_config, hf_weights
+from paceline.evaluate.export.model_card import model_card
+from paceline.evaluate.export.tokenizer_files import library_tokenizer, tokenizer_config
+from paceline.evaluate.load import SavedRun
+from paceline.metrics.card import read_card
+
+Target = Literal["hf", "safetensors"]
+WEIGHTS = "model.safetensors"
+MODEL_FILES = ("configuration_paceline.py", "modeling_paceline.py")
+"""What transformers runs. They lie beside this module and are copied as they are."""
+
+
+def export(saved: SavedRun, to: Target, out: Path) -> None:
+    """Write the checkpoint to the folder `out`, which must be empty or not there yet."""
+    check_free(out)
+    with _appearing(out) as folder:
+        (_write_hf if to == "hf" else _write_plain)(saved, folder)
+
+
+def check_free(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        what = "is not empty" if out.is_dir() else "is a file"
+        raise UserError(f"--out {out}: {what}; choose a new folder")
+
+
+def _write_hf(saved: SavedRun, folder: Path) -> None:
+    model, end_of_text = saved.config.model, saved.config.data.end_of_text
+    tokenizer, card = _tokenizer_of(saved), read_card(saved.folder.path)
+    write_json(folder / "tokenizer.json", library_tokenizer(tokenizer))
+    write_json(folder / "tokenizer_config.json", tokenizer_config(model.rotary.max_tokens))
+    write_json(folder / "config.json", hf_config(model, window=saved.window, end_of_text=end_of_text))
+    write_json(folder / "generation_config.json", generation_config(model, end_of_text=end_of_text))
+    (folder / "README.md").write_text(model_card(card, step=saved.checkpoint.step), encoding="utf-8")
+    for name in MODEL_FILES:
+        shutil.copyfile(Path(__file__).with_name(name), folder / name)
+    _write_weights(folder, hf_weights(model, saved.checkpoint.model))
+
+
+def _write_plain(saved: SavedRun, folder: Path) -> None:
+    """Weights under our own names, and what they mean: `ModelConfig` by field."""
+    facts = {
+        "step": saved.checkpoint.step,
+        "window_tokens": saved.window,
+        "end_of_text": saved.config.data.end_of_text,
+        "tokenizer": saved.config.data.tokenizer,
+        "model": to_dict(saved.config.model),
+    }
+    write_json(folder / "architecture.json", facts)
+    _write_weights(folder, saved.checkpoint.model)
+
+
+def _write_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
+    path = folder / WEIGHTS
+    save_file(dict(weights), path, metadata={"format": "pt"})  # transformers asks for that entry
+    path.chmod(folder.stat().st_mode & 0o666)  # the library makes files that only their owner can read
+
+
+def _tokenizer_of(saved: SavedRun) -> Tokenizer:
+    name, folder = saved.config.data.tokenizer, saved.folder.path
+    if name not in ("gpt2", "bytes") and not (folder / FILE_NAME).exists():
+        raise RunError(f"{folder / FILE_NAME}: does not exist, so {name} is lost; --to safetensors needs no tokenizer")
+    return load_tokenizer(folder, name)
+
+
+@contextlib.contextmanager
+def _appearing(out: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `out` when the block ends without an error."""
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        os.replace(temporary, out)
+    except OSError as error:
+        raise PacelineError(f"--out {out}: could not be written ({error.strerror or error})") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

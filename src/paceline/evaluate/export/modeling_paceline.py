@@ -1,0 +1,277 @@
+"""A model trained with paceline, for inference in transformers: the training code's mathematics, written once more.
+
+This file travels with an exported model, so it needs torch and transformers only. Every query attends by the true
+positions of the keys, which are kept in the cache beside the number of their document. So padding on the left shifts
+neither rotary angles nor the borders of a window's blocks, and a document that began before the cached part still ends
+where it did. The mask is dense: memory grows with prompt length squared, which suits prompts of some thousand tokens.
+
+Shape letters: B sequences, T tokens of this pass, S tokens seen so far (cached ones first), H heads, D head width.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from .configuration_paceline import PacelineConfig
+
+NO_POSITION = -1
+"""Where padding stands: no query sees it."""
+
+
+def rms_norm(x: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x.float(), (x.size(-1),), eps=eps).to(x.dtype)
+
+
+def linear(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return F.linear(x.to(dtype), weight.to(dtype))
+
+
+def rotary_rows(config: PacelineConfig, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines at these positions, each (B, T, 1, pairs). Frequencies are formed on the CPU, as in training:
+    a device's own powers differ in the last digit, and a position multiplies that."""
+    pairs = config.rotary_pairs
+    steps = pairs if config.rotary_spacing == "open" else max(1, pairs - 1)
+    omega = torch.pow(1.0 / config.rotary_base, torch.arange(pairs, dtype=torch.float32, device="cpu") / steps)
+    omega = omega.to(getattr(torch, config.rotary_frequency_dtype)).float().to(positions_BT.device)
+    angles = positions_BT.float()[..., None, None] * omega
+    dtype = getattr(torch, config.rotary_table_dtype)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x_BTHD: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
+    """Turn dimension j with dimension j + D/2 for the first pairs; the others have no position."""
+    cos, sin = cos.to(dtype), sin.to(dtype)
+    pairs, half = cos.size(-1), x_BTHD.size(-1) // 2
+    a, a_rest, b, b_rest = x_BTHD.split([pairs, half - pairs, pairs, half - pairs], dim=-1)
+    turned_a, turned_b = (a * cos + b * sin).to(x_BTHD.dtype), (b * cos - a * sin).to(x_BTHD.dtype)
+    return torch.cat([turned_a, a_rest, turned_b, b_rest], dim=-1)
+
+
+def attention_mask_of(config: PacelineConfig, positions_BS: Tensor, documents_BS: Tensor, queries: int) -> Tensor:
+    """(B, 1, T, S) bool: who sees whom. The last `queries` of the S tokens ask."""
+    q, k = positions_BS[:, -queries:, None], positions_BS[:, None, :]
+    seen = (k <= q) & (k != NO_POSITION)
+    if config.document_mask:
+        seen &= documents_BS[:, -queries:, None] == documents_BS[:, None, :]
+    if config.window_unit in ("tokens", "tokens_in_blocks"):
+        seen &= q - k < config.window_tokens
+    if config.window_unit in ("blocks", "tokens_in_blocks"):
+        block = config.block_tokens
+        seen &= q // block - k // block < -(-config.window_tokens // block)
+    slots = torch.arange(k.size(-1), device=k.device)
+    seen |= slots[-queries:, None] == slots  # else padding would see nothing, of which torch before 2.5 makes NaN
+    return seen[:, None]
+
+
+class Attention(nn.Module):
+    def __init__(self, config: PacelineConfig, slot: int) -> None:
+        """`slot`: the cache's place for this layer."""
+        super().__init__()
+        self.config, self.slot = config, slot
+        width, kv_width = config.hidden_size, config.num_key_value_heads * config.head_dim
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, kv_width, bias=False)
+        self.value = nn.Linear(width, kv_width, bias=False)
+        self.output = nn.Linear(width, width, bias=False)
+        if config.value_lambdas:
+            self.value_mix = nn.Parameter(torch.full((config.value_lambdas,), 0.5))
+
+    def forward(
+        self, x: Tensor, extra: Tensor | None, turn: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None
+    ) -> tuple[Tensor, Tensor]:
+        """The branch's output (B, T, width) for a normalised stream already in the format of products, and the layer's
+        own values before `extra`, (B, T, H_kv, D), was mixed in."""
+        heads = (-1, self.config.head_dim)
+        q, k, own = (
+            linear(x, part.weight, x.dtype).unflatten(-1, heads) for part in (self.query, self.key, self.value)
+        )
+        q, k, v = self.positioned(q, turn), self.positioned(k, turn), self.mixed(own, extra)
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        if cache is not None:
+            k, v = cache.update(k, v, self.slot)
+        group = self.config.num_attention_heads // self.config.num_key_value_heads
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.config.head_dim**-0.5)
+        branch = linear(y.transpose(1, 2).flatten(-2), self.output.weight, x.dtype)
+        scale = self.config.attention_branch_scale
+        return (branch if scale == 1.0 else scale * branch), own
+
+    def positioned(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        c = self.config
+        if c.qk_norm == "before_rotary":
+            x = rms_norm(x, c.qk_norm_eps)
+        x = rotate(x, *turn, torch.float32 if c.rotary_in_fp32 else x.dtype)
+        return rms_norm(x, c.qk_norm_eps) if c.qk_norm == "after_rotary" else x
+
+    def mixed(self, v: Tensor, extra: Tensor | None) -> Tensor:
+        if not self.config.value_lambdas:
+            return v
+        if self.config.value_lambdas == 1:
+            mix = self.value_mix[0].to(getattr(torch, self.config.scalar_dtype))  # so 1 - mix rounds as in training
+            return v if extra is None else (1 - mix) * v + mix * extra
+        if extra is None and self.config.value_residual:
+            extra = v  # the first block mixes with itself
+        scaled = self.value_mix[0] * v
+        return scaled if extra is None else scaled + self.value_mix[1] * extra
+
+
+class MLP(nn.Module):
+    def __init__(self, config: PacelineConfig) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.up = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = linear(x, self.up.weight, x.dtype)
+        hidden = F.gelu(hidden) if self.activation == "gelu" else F.relu(hidden).square()
+        return linear(hidden, self.down.weight, x.dtype)
+
+
+class Block(nn.Module):
+    def __init__(self, config: PacelineConfig, layer: int) -> None:
+        super().__init__()
+        self.eps = config.norm_eps
+        self.x0_mix = nn.Parameter(torch.tensor([1.0, 0.0])) if config.x0_mix else None
+        slot = sum(config.attention_layers[:layer])
+        self.attention = Attention(config, slot) if config.attention_layers[layer] else None
+        self.mlp = MLP(config)
+
+    def forward(
+        self,
+        x: Tensor,
+        x0: Tensor,
+        extra: Tensor | None,
+        turn: tuple[Tensor, Tensor],
+        mask: Tensor,
+        cache: Cache | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The stream after this block, and its own values if it has attention. `dtype`: format of products."""
+        own = None
+        if self.x0_mix is not None:
+            x = self.x0_mix[0] * x + self.x0_mix[1] * x0
+        if self.attention is not None:
+            branch, own = self.attention(rms_norm(x, self.eps).to(dtype), extra, turn, mask, cache)
+            x = x + branch
+        return x + self.mlp(rms_norm(x, self.eps).to(dtype)), own
+
+
+class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
+    config_class = PacelineConfig
+    _supports_sdpa = True
+    _no_split_modules = ("Block",)
+
+    def __init__(self, config: PacelineConfig) -> None:
+        super().__init__(config)
+        kv_width = config.num_key_value_heads * config.head_dim
+        tables = sorted({table for table in config.value_tables if table is not None})
+        self.embed_tokens = nn.Embedding(config.embedding_rows, config.hidden_size)
+        self.value_embeddings = nn.ModuleDict({str(n): nn.Embedding(config.embedding_rows, kv_width) for n in tables})
+        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        if config.unet_skips:
+            self.skip_weights = nn.Parameter(torch.ones(config.num_hidden_layers // 2))
+        if not config.tied_head:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        return None if self.config.tied_head else self.lm_head
+
+    def products_dtype(self, device: torch.device) -> torch.dtype:
+        """Format of matrix products: as trained on a GPU; on a CPU float32, for bf16 there is slow and may fail."""
+        return torch.float32 if device.type == "cpu" else getattr(torch, self.config.compute_dtype)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **_: Any,
+    ) -> CausalLMOutputWithPast:
+        """input_ids (B, T) -> logits (B, T, vocab_size) fp32, capped. attention_mask: (B, S), 0 for padding, also of
+        tokens in the cache. position_ids: (B, T); without them tokens are counted from the first that is no padding."""
+        if attention_mask is not None and attention_mask.dim() != 2:
+            raise ValueError("paceline models take an attention mask of (batch, tokens) and the default, growing cache")
+        if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
+            past_key_values = DynamicCache()
+        positions, mask = self.positions_and_mask(input_ids, attention_mask, position_ids, past_key_values)
+        x = self.stream(input_ids, rotary_rows(self.config, positions), mask, past_key_values)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.head(x[:, kept])
+        loss = None if labels is None else self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+
+    def positions_and_mask(
+        self, tokens_BT: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
+    ) -> tuple[Tensor, Tensor]:
+        """Positions of this pass's tokens, (B, T), and who sees whom, (B, 1, T, S)."""
+        tokens = tokens_BT.size(1)
+        past = 0 if cache is None else cache.get_seq_length()
+        if attention_mask is None:
+            attention_mask = tokens_BT.new_ones(tokens_BT.size(0), past + tokens)
+        if position_ids is None:
+            position_ids = (attention_mask.long().cumsum(-1) - 1)[:, -tokens:]
+        real = attention_mask[:, -tokens:] != 0
+        positions = torch.where(real, position_ids, NO_POSITION)
+        documents = (real & (tokens_BT == self.config.end_of_text)).cumsum(-1)  # end-of-text opens one
+        positions_BS, documents_BS = self.remembered(positions, documents, cache)
+        mask = attention_mask_of(self.config, positions_BS, documents_BS, tokens)
+        return positions.clamp(min=0), mask
+
+    def remembered(self, positions: Tensor, documents: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor]:
+        """Positions and documents of all tokens so far, each (B, S). They take a layer of the cache after those of
+        keys and values, so that whatever reorders or crops a cache does the same to them."""
+        if cache is None:
+            return positions, documents
+        slot = sum(self.config.attention_layers)
+        while len(cache.layers) <= slot:
+            cache.layers.append(DynamicLayer())
+        if cache.layers[slot].get_seq_length():
+            documents = documents + cache.layers[slot].values[:, 0, -1]
+        found = cache.update(positions[:, None, :, None], documents[:, None, :, None], slot)
+        return found[0][:, 0, :, 0], found[1][:, 0, :, 0]
+
+    def stream(self, tokens: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None) -> Tensor:
+        """The residual stream after the last block, (B, T, width)."""
+        c, dtype = self.config, self.products_dtype(tokens.device)
+        x: Tensor = self.embed_tokens(tokens).to(torch.float32 if c.stream_in_fp32 else dtype)
+        if c.embedding_norm:
+            x = rms_norm(x, c.norm_eps)
+        x0, first, half = x, None, c.num_hidden_layers // 2
+        skips: list[Tensor] = []
+        for layer, block in enumerate(self.layers):
+            if c.unet_skips and layer >= half:
+                x = x + self.skip_weights[layer - half] * skips.pop()
+            table = c.value_tables[layer]
+            extra = first if table is None else self.value_rows(tokens, table, dtype)
+            x, own = block(x, x0, extra, turn, mask, cache, dtype)
+            if c.value_residual and layer == 0:
+                first = own
+            if c.unet_skips and layer < half:
+                skips.append(x)
+        return x
+
+    def value_rows(self, tokens: Tensor, table: int, dtype: torch.dtype) -> Tensor:
+        """(B, T, H_kv, D)"""
+        rows: Tensor = self.value_embeddings[str(table)](tokens)
+        return rows.to(dtype).view(*tokens.shape, -1, self.config.head_dim)
+
+    def head(self, x: Tensor) -> Tensor:
+        """(B, T, width) -> (B, T, vocab_size) fp32, capped."""
+        weight = self.embed_tokens.weight if self.config.tied_head else self.lm_head.weight
+        logits = linear(rms_norm(x, self.config.norm_eps), weight, self.products_dtype(x.device)).float()
+        cap: float | None = self.config.softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)

@@ -1,0 +1,89 @@
+"""Our tokenizers as files that transformers loads: tokenizer.json of the tokenizers library, and its settings.
+
+All three kinds are byte-level BPEs there; raw bytes are one without merges. End-of-text goes before every text, as
+`paceline sample` does it, and is never spelled by a text, as in training.
+"""
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from paceline.data.tokenizer import END_OF_TEXT, ByteTokenizer, Tokenizer, byte_letters
+
+Pair = tuple[bytes, bytes]
+
+
+def library_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
+    """tokenizer.json: gives the ids of `tokenizer` for every text, after an end-of-text."""
+    import tokenizers
+
+    letters = byte_letters()
+
+    def spelled(token: bytes) -> str:
+        return "".join(letters[value] for value in token)
+
+    vocabulary = {spelled(token): index for index, token in enumerate(tokenizer.token_bytes)}
+    vocabulary = {word: index for word, index in vocabulary.items() if index != tokenizer.end_of_text}
+    merges = [(spelled(left), spelled(right)) for left, right in merges_of(tokenizer)]
+    model = tokenizers.models.BPE(vocab={**vocabulary, END_OF_TEXT: tokenizer.end_of_text}, merges=merges)
+    library = tokenizers.Tokenizer(model)
+    words = not isinstance(tokenizer, ByteTokenizer)
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    library.add_special_tokens([END_OF_TEXT])
+    library.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{END_OF_TEXT} $A",
+        pair=f"{END_OF_TEXT} $A {END_OF_TEXT} $B",
+        special_tokens=[(END_OF_TEXT, tokenizer.end_of_text)],
+    )
+    found: dict[str, Any] = json.loads(library.to_str())
+    return found
+
+
+def tokenizer_config(max_tokens: int) -> dict[str, Any]:
+    """tokenizer_config.json. Batches are padded on the left, where generation wants it; `split_special_tokens` keeps
+    the characters of end-of-text ordinary text."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": END_OF_TEXT,
+        "eos_token": END_OF_TEXT,
+        "pad_token": END_OF_TEXT,
+        "padding_side": "left",
+        "model_max_length": max_tokens,
+        "split_special_tokens": True,
+        "clean_up_tokenization_spaces": False,
+    }
+
+
+def merges_of(tokenizer: Tokenizer) -> list[Pair]:
+    """The merges in order of rank: as a trained BPE keeps them, or read off the order of the ids."""
+    rules = tokenizer.rules()
+    if rules is None:
+        return list(_merges_by_rank(tokenizer.token_bytes))
+    value_of = {letter: value for value, letter in byte_letters().items()}
+    return [(_bytes(left, value_of), _bytes(right, value_of)) for left, right in rules["merges"]]
+
+
+def _bytes(word: str, value_of: dict[str, int]) -> bytes:
+    return bytes(value_of[letter] for letter in word)
+
+
+def _merges_by_rank(token_bytes: Sequence[bytes]) -> Iterator[Pair]:
+    """A token's last merge joins the two parts that all merges of lower rank leave of its bytes."""
+    rank_of = {token: rank for rank, token in enumerate(token_bytes) if token}
+    for token, rank in rank_of.items():
+        if len(token) > 1:
+            left, right = _merged(token, rank_of, below=rank)
+            yield left, right
+
+
+def _merged(token: bytes, rank_of: dict[bytes, int], *, below: int) -> list[bytes]:
+    """What the merges of a rank under `below` make of the bytes, lowest rank first."""
+    parts = [bytes([value]) for value in token]
+    while True:
+        joined = [rank_of.get(left + right, below) for left, right in itertools.pairwise(parts)]
+        if not joined or (lowest := min(joined)) >= below:
+            return parts
+        at = joined.index(lowest)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
