@@ -72,6 +72,16 @@ def test_a_long_prompt_delays_the_others_by_a_piece_at_a_time() -> None:
     assert not long.begun
 
 
+def test_who_comes_first_begins_first_whatever_slot_becomes_free() -> None:
+    batch = batcher(slots=2)
+    waits = stream(9)
+    batch.add(stream(0, new_tokens=1))
+    batch.add(waits)
+    batch.add(stream(1, new_tokens=1))  # gets the lower slot, which is free after the first step
+    begun = [{event.stream for event in batch.step()} for _ in range(2)]
+    assert waits in begun[1]
+
+
 def test_a_late_stream_ends_whether_it_writes_or_waits() -> None:
     clock = Clock()
     batch = batcher(slots=1, clock=clock)

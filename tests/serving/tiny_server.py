@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
-import torch
 import uvicorn
 
+from model.lively import lively
 from paceline.data.tokenizer import ByteTokenizer
 from paceline.evaluate.serving.app import make_app, make_engine
 from paceline.evaluate.serving.batcher import Batcher
@@ -31,11 +31,7 @@ def tiny_model() -> GPT:
         rotary=RotaryConfig(max_tokens=MAX_TOKENS), document_mask=True,
         window=WindowConfig(unit="blocks", start_tokens=128, growth_tokens=128),
     )  # fmt: skip
-    model, noise = GPT(config, end_of_text=TOKENIZER.end_of_text), torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():  # fresh weights would say nothing: outputs start at 0
-            parameter += 0.1 * torch.randn(parameter.shape, generator=noise).to(parameter.dtype)
-    return model
+    return lively(GPT(config, end_of_text=TOKENIZER.end_of_text))
 
 
 @dataclass(frozen=True)
