@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.generate import text_stream
 from paceline.evaluate.serving.config import ServeConfig
-from serving.tiny_server import WINDOW, Served, served, tiny_run
+from serving.tiny_server import TOKENIZER, WINDOW, Served, served, tiny_model
 
-LIMITS = ServeConfig(max_streams=4, max_queue=4, max_body_bytes=20_000, timeout_s=60)
+LIMITS = ServeConfig(max_streams=4, max_queue=4, max_tokens=6000, max_body_bytes=20_000, timeout_s=60)
 JSON = {"Content-Type": "application/json"}
 
 
@@ -36,8 +36,7 @@ def client(server: Served) -> Iterator[openai.OpenAI]:
 
 def written(prompt: str, sampling: SamplingConfig, new_tokens: int) -> str:
     """As `paceline sample` writes."""
-    run = tiny_run()
-    return "".join(text_stream(run.model, run.tokenizer, prompt, sampling, window=WINDOW, new_tokens=new_tokens))
+    return "".join(text_stream(tiny_model(), TOKENIZER, prompt, sampling, window=WINDOW, new_tokens=new_tokens))
 
 
 def ask(server: Served, method: str, path: str, body: Any = None, headers: dict[str, str] = JSON) -> HTTPResponse:
@@ -107,15 +106,15 @@ def test_the_models_are_listed(client: openai.OpenAI) -> None:
 
 
 def test_mistakes_have_the_statuses_that_the_client_knows(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="room for 974") as long:
-        client.completions.create(model="tiny", prompt="x" * 975, max_tokens=50)
+    with pytest.raises(openai.BadRequestError, match="room for 5,950") as long:
+        client.completions.create(model="tiny", prompt="x" * 5_950, max_tokens=50)
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="other", prompt="x")
 
 
 def test_where_there_is_no_room_a_request_is_told_to_come_again(client: openai.OpenAI) -> None:
-    with client.completions.create(model="tiny", prompt=["x"] * 8, max_tokens=1000, temperature=0, stream=True):
+    with client.completions.create(model="tiny", prompt=["x"] * 8, max_tokens=5000, temperature=0, stream=True):
         with pytest.raises(openai.RateLimitError):
             client.completions.create(model="tiny", prompt="x")
         assert client.models.list().data
@@ -149,7 +148,7 @@ def test_every_answer_has_its_status_and_is_json(
 
 def test_a_request_that_takes_too_long_is_answered_and_its_slot_is_free() -> None:
     with served(ServeConfig(timeout_s=0.05)) as server:
-        asked = {"prompt": "x", "max_tokens": 1000, "temperature": 0}
+        asked = {"prompt": "x", "max_tokens": 5000, "temperature": 0}
         whole = ask(server, "POST", "/v1/completions", asked)
         assert (whole.status, json.loads(whole.read())["error"]["code"]) == (504, "timeout")
         streamed = ask(server, "POST", "/v1/completions", {**asked, "stream": True}).read().decode()
@@ -159,7 +158,7 @@ def test_a_request_that_takes_too_long_is_answered_and_its_slot_is_free() -> Non
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_abandoned_request_gives_its_slots_back(server: Served, stream: bool) -> None:
-    body = json.dumps({"prompt": ["x"] * 8, "max_tokens": 1000, "temperature": 0, "stream": stream}).encode()
+    body = json.dumps({"prompt": ["x"] * 8, "max_tokens": 5000, "temperature": 0, "stream": stream}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)

@@ -7,7 +7,7 @@ from torch import Tensor
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.generate import generate
 from paceline.evaluate.serving.batcher import Batcher, Event, Stream
-from serving.tiny_server import MAX_TOKENS, WINDOW, tiny_run
+from serving.tiny_server import MAX_TOKENS, WINDOW, tiny_model
 
 NEVER = float("inf")
 GREEDY = SamplingConfig(temperature=0.0)
@@ -21,7 +21,7 @@ class Clock:
 
 
 def batcher(slots: int = 3, clock: Clock | None = None) -> Batcher:
-    return Batcher(tiny_run().model, window=WINDOW, slots=slots, max_tokens=MAX_TOKENS, clock=clock or Clock())
+    return Batcher(tiny_model(), window=WINDOW, slots=slots, max_tokens=MAX_TOKENS, clock=clock or Clock())
 
 
 def stream(seed: int, *, length: int = 5, new_tokens: int = 8, greedy: bool = False, deadline: float = NEVER) -> Stream:
@@ -42,7 +42,7 @@ def tokens_of(stream: Stream, events: list[Event]) -> list[int]:
 
 
 def alone(stream: Stream) -> list[int]:
-    found = generate(tiny_run().model, stream.prompt, stream.sampling, window=WINDOW, new_tokens=stream.new_tokens)
+    found = generate(tiny_model(), stream.prompt, stream.sampling, window=WINDOW, new_tokens=stream.new_tokens)
     return list(found)
 
 
@@ -70,6 +70,16 @@ def test_a_long_prompt_delays_the_others_by_a_piece_at_a_time() -> None:
     for _ in range(3):
         assert [event.stream for event in batch.step()] == [first]
     assert not long.begun
+
+
+def test_who_comes_first_begins_first_whatever_slot_becomes_free() -> None:
+    batch = batcher(slots=2)
+    waits = stream(9)
+    batch.add(stream(0, new_tokens=1))
+    batch.add(waits)
+    batch.add(stream(1, new_tokens=1))  # gets the lower slot, which is free after the first step
+    begun = [{event.stream for event in batch.step()} for _ in range(2)]
+    assert waits in begun[1]
 
 
 def test_a_late_stream_ends_whether_it_writes_or_waits() -> None:

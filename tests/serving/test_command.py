@@ -42,3 +42,11 @@ def test_mistakes_are_told_in_one_line(capsys: pytest.CaptureFixture[str], tmp_p
     assert "positions for" in one_line(capsys, str(RUN), "--port", "0", "--max-tokens", "1000000")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "--port" in one_line(capsys, str(RUN), "--port", str(taken.getsockname()[1]))
+
+
+def test_without_its_packages_it_names_the_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "paceline.evaluate.serving.listen", raising=False)
+    assert "pip install 'paceline[serve]'" in one_line(capsys, str(RUN))

@@ -8,7 +8,7 @@ from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.generate import text_stream
 from paceline.evaluate.serving.config import ServeConfig
 from report.browser import needs_chromium, opened, playwright, started
-from serving.tiny_server import WINDOW, Served, served, tiny_run
+from serving.tiny_server import TOKENIZER, WINDOW, Served, served, tiny_model
 
 pytestmark = needs_chromium
 NAME = "<img src=x onerror=alert(1)> {{script}}"
@@ -35,8 +35,8 @@ def test_a_prompt_is_continued_by_keyboard_and_shown_as_text(browser: "playwrigh
     page.get_by_label("Seed").fill("4")
     page.keyboard.press("Control+Enter")
     page.get_by_text("Done").wait_for()
-    run, sampling = tiny_run(), SamplingConfig(temperature=0.8, top_k=50, seed=4)
-    expected = "".join(text_stream(run.model, run.tokenizer, prompt, sampling, window=WINDOW, new_tokens=60))
+    sampling = SamplingConfig(temperature=0.8, top_k=50, seed=4)
+    expected = "".join(text_stream(tiny_model(), TOKENIZER, prompt, sampling, window=WINDOW, new_tokens=60))
     assert page.locator("#text").text_content() == prompt + expected
     assert page.locator("#text b, #text script").count() == 0
     assert result.complaints == []
@@ -44,7 +44,8 @@ def test_a_prompt_is_continued_by_keyboard_and_shown_as_text(browser: "playwrigh
 
 def test_writing_can_be_stopped_and_an_error_is_told(browser: "playwright.Browser", server: Served) -> None:
     page = opened(browser, server.url).page
-    page.get_by_label("New tokens").fill("1000")
+    page.get_by_label("New tokens").fill("8000")
+    page.get_by_label("Temperature").fill("0")
     page.get_by_role("button", name="Continue").click()
     page.get_by_text("pieces").wait_for()
     page.keyboard.press("Escape")
@@ -52,7 +53,7 @@ def test_writing_can_be_stopped_and_an_error_is_told(browser: "playwright.Browse
     server.settle()
     page.get_by_label("Text to continue").fill("x" * 1000)
     page.get_by_role("button", name="Continue").click()
-    page.get_by_text("there is room for 24").wait_for()
+    page.get_by_text("there is room for 192").wait_for()
 
 
 def test_a_phone_in_the_dark_needs_no_scrolling_sideways(browser: "playwright.Browser", server: Served) -> None:

@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
-import torch
 import uvicorn
 
+from model.lively import lively
 from paceline.data.tokenizer import ByteTokenizer
-from paceline.evaluate.load import LoadedRun
 from paceline.evaluate.serving.app import make_app, make_engine
 from paceline.evaluate.serving.batcher import Batcher
 from paceline.evaluate.serving.config import ServeConfig
@@ -19,23 +18,20 @@ from paceline.evaluate.serving.listen import listen
 from paceline.model.config import ModelConfig, RotaryConfig, WindowConfig
 from paceline.model.gpt import GPT
 
-MAX_TOKENS = 1024
+MAX_TOKENS = 8192
+"""Long enough for a text that is still being written when it is left."""
 WINDOW = 128
+TOKENIZER = ByteTokenizer()
 
 
 @cache
-def tiny_run() -> LoadedRun:
+def tiny_model() -> GPT:
     config = ModelConfig(
         vocab_size=257, width=32, num_layers=2, num_heads=2, head_dim=16, qk_norm="before_rotary", softcap=15.0,
         rotary=RotaryConfig(max_tokens=MAX_TOKENS), document_mask=True,
         window=WindowConfig(unit="blocks", start_tokens=128, growth_tokens=128),
     )  # fmt: skip
-    tokenizer = ByteTokenizer()
-    model, noise = GPT(config, end_of_text=tokenizer.end_of_text), torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():  # fresh weights would say nothing: outputs start at 0
-            parameter += 0.1 * torch.randn(parameter.shape, generator=noise).to(parameter.dtype)
-    return LoadedRun(model, tokenizer, WINDOW, step=1)
+    return lively(GPT(config, end_of_text=TOKENIZER.end_of_text))
 
 
 @dataclass(frozen=True)
@@ -56,8 +52,8 @@ class Served:
 def served(limits: ServeConfig, name: str = "tiny") -> Iterator[Served]:
     """The real server on a free port, until the block ends."""
     listening = listen("127.0.0.1", 0)
-    engine = make_engine(tiny_run(), limits)
-    app = make_app(engine, tiny_run().tokenizer, name, limits)
+    engine = make_engine(tiny_model(), WINDOW, limits)
+    app = make_app(engine, TOKENIZER, name, limits)
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="on", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

@@ -40,13 +40,13 @@ def serve(argv: Sequence[str]) -> int:
         if error.name not in ("starlette", "uvicorn"):
             raise
         raise UserError(f"paceline serve needs {error.name}: pip install 'paceline[serve]'") from None
-    from paceline.checkpoint.run_folder import open_run
     from paceline.evaluate.load import load_run
 
-    limits, name = arguments.limits, open_run(arguments.run).path.resolve().name
+    limits = arguments.limits
     with listen(arguments.host, arguments.port) as listening:
         run = load_run(arguments.run)
-        engine = make_engine(run, limits)
+        name = run.folder.path.resolve().name
+        engine = make_engine(run.model, run.window, limits)
         app = make_app(engine, run.tokenizer, name, limits, hosts=HOSTS | {arguments.host.lower()})
         print(f"http://localhost:{listening.getsockname()[1]}/ serves {name}; Ctrl-C ends", flush=True)
         serve_until_interrupted(app, listening, texts=engine.room)

@@ -24,7 +24,6 @@ from paceline.core.errors import UserError
 from paceline.core.loopback import HOSTS, headers, host_of
 from paceline.data.tokenizer import Tokenizer
 from paceline.evaluate.config import SamplingConfig
-from paceline.evaluate.load import LoadedRun
 from paceline.evaluate.serving.answers import Answers, choice, error, model_card
 from paceline.evaluate.serving.batcher import Batcher, Stream
 from paceline.evaluate.serving.config import ServeConfig
@@ -32,6 +31,7 @@ from paceline.evaluate.serving.engine import BusyError, Engine, Reply
 from paceline.evaluate.serving.page import page, policy
 from paceline.evaluate.serving.request import Completion, RefusedError, parse_body, parse_completion
 from paceline.evaluate.serving.text import TextStream
+from paceline.model.gpt import GPT
 
 BODY_S = 10.0
 """A client has so long to send its request."""
@@ -238,13 +238,13 @@ async def _gone(_: Request, __: Exception) -> Response:
     return Response(status_code=GONE)
 
 
-def make_engine(run: LoadedRun, limits: ServeConfig) -> Engine:
-    max_tokens, positions = limits.max_tokens, run.model.config.rotary.max_tokens
+def make_engine(model: GPT, window: int, limits: ServeConfig) -> Engine:
+    max_tokens, positions = limits.max_tokens, model.config.rotary.max_tokens
     if max_tokens is None:
         max_tokens = positions
     elif max_tokens > positions:
         raise UserError(f"--max-tokens {max_tokens:,}: the model has positions for {positions:,}; lower it")
-    batcher = Batcher(run.model, window=run.window, slots=limits.max_streams, max_tokens=max_tokens)
+    batcher = Batcher(model, window=window, slots=limits.max_streams, max_tokens=max_tokens)
     return Engine(batcher, room=limits.max_streams + limits.max_queue)
 
 

@@ -64,6 +64,8 @@ class Batcher:
         self.decoder = Decoder(model, window=window, max_tokens=max_tokens, slots=slots)
         self.waiting: deque[Stream] = deque()
         self.slots: list[Stream | None] = [None] * slots
+        self.starting: deque[Stream] = deque()
+        """Those with a slot whose prompt is not yet in the cache, in order of arrival."""
 
     @property
     def streams(self) -> list[Stream]:
@@ -83,6 +85,8 @@ class Batcher:
             self.decoder.free(stream.slot)
             self.slots[stream.slot] = None
             stream.slot = None
+            if stream in self.starting:
+                self.starting.remove(stream)
         elif stream in self.waiting:
             self.waiting.remove(stream)
 
@@ -92,8 +96,8 @@ class Batcher:
         self._admit()
         if any(stream.begun for stream in self.streams):
             events += self._feed_tokens()
-        if new := [stream for stream in self.streams if not stream.begun]:
-            events += self._feed_prompt(max(new, key=lambda stream: stream.fed))  # one that has started, first
+        if self.starting:
+            events += self._feed_prompt(self.starting[0])
         return events
 
     def fail(self) -> list[Event]:
@@ -109,13 +113,17 @@ class Batcher:
             if taken is None and self.waiting:
                 stream = self.waiting.popleft()
                 self.slots[slot], stream.slot = stream, slot
+                self.starting.append(stream)
 
     def _feed_prompt(self, stream: Stream) -> list[Event]:
         assert stream.slot is not None
         piece = stream.prompt[stream.fed : stream.fed + PIECE_TOKENS]
         logits = self.decoder.feed(self._tensor([piece]), first=stream.slot)
         stream.fed += len(piece)
-        return self._continue(stream, logits[0]) if stream.begun else []
+        if not stream.begun:
+            return []
+        self.starting.popleft()
+        return self._continue(stream, logits[0])
 
     def _feed_tokens(self) -> list[Event]:
         live = [stream is not None and stream.begun for stream in self.slots]
