@@ -17,7 +17,7 @@ environment: .venv/.made
 demo: environment  ## train the demo preset on the CPU, end with a sample and a report page
 	$(BIN)/paceline train demo
 
-test: environment  ## the default suite: offline, at most 5 minutes on 2 cores
+test: environment  ## the default suite: offline, about 5 minutes on 2 cores
 	$(TESTS) -n 2 --dist loadfile
 
 test-all: environment  ## and the slow tests
