@@ -54,7 +54,7 @@ def barriers(COUNT: gl.constexpr):
 
 
 @gluon.jit
-def give_up(made, COUNT: gl.constexpr):
+def end_barriers(made, COUNT: gl.constexpr):
     """End barriers, once no thread waits for them. Until then the compiler keeps their memory for them: it would take
     that of a barrier nobody names any more for what layouts are changed in, which barriers do not bear."""
     for n in gl.static_range(COUNT):
@@ -270,9 +270,9 @@ def attention_key_gradient(
         )
     send(grad_k_desc, row + start, column, sum_k, k_tile)
     tma.store_wait(0)
-    give_up(q_ready, STAGES)
-    give_up(grad_ready, STAGES)
-    give_up(kept_ready, 1)
+    end_barriers(q_ready, STAGES)
+    end_barriers(grad_ready, STAGES)
+    end_barriers(kept_ready, 1)
 
 
 @gluon.jit
@@ -384,9 +384,9 @@ def attention_query_gradient(
         )  # fmt: skip
     send(grad_q_desc, row + start, head * WIDTH, total, q_tile)
     tma.store_wait(0)
-    give_up(k_ready, STAGES)
-    give_up(v_ready, STAGES)
-    give_up(kept_ready, 1)
+    end_barriers(k_ready, STAGES)
+    end_barriers(v_ready, STAGES)
+    end_barriers(kept_ready, 1)
 
 
 @gluon.jit
@@ -496,9 +496,9 @@ def attention_forward(
     acc = acc / gl.convert_layout(total, gl.SliceLayout(1, sum_layout), assert_trivial=True)[:, None]
     send(out_desc, row + start, head * WIDTH, acc, q_tile)
     tma.store_wait(0)
-    give_up(k_ready, STAGES)
-    give_up(v_ready, STAGES)
-    give_up(kept_ready, 1)
+    end_barriers(k_ready, STAGES)
+    end_barriers(v_ready, STAGES)
+    end_barriers(kept_ready, 1)
 
 
 def operand(rows: Tensor, block: int, width: int) -> TensorDescriptor:

@@ -205,8 +205,8 @@ def set_global_switches(config: RunConfig) -> None:
             inductor.deterministic = train.deterministic
         dynamo.optimize_ddp = False  # one graph: see parallel/gradients.py
     if train.expandable_segments and torch.cuda.is_available():
-        old = torch.cuda.memory._set_allocator_settings  # before torch 2.10 or so
-        getattr(torch._C, "_accelerator_setAllocatorSettings", old)("expandable_segments:True")
+        older = torch.cuda.memory._set_allocator_settings  # deprecated where the other is there
+        getattr(torch._C, "_accelerator_setAllocatorSettings", older)("expandable_segments:True")
     if train.memory_limit_gib is not None and torch.cuda.is_available():
         total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, train.memory_limit_gib * 2**30 / total))
