@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TESTS := $(BIN)/python -m pytest
 
-.PHONY: demo test test-all soak lint bench environment clean
+.PHONY: demo test test-all journeys soak lint bench environment clean
 
 environment: .venv/.made
 
@@ -19,6 +19,9 @@ demo: environment  ## train the demo preset on the CPU, end with a sample and a 
 
 test: environment  ## the default suite: offline, about 5 minutes on 2 cores
 	$(TESTS) -n 2 --dist loadfile
+
+journeys: environment  ## a user's whole paths, as CI walks them after the suite
+	$(TESTS) -m journey --timeout 600
 
 test-all: environment  ## and the slow tests
 	$(TESTS) -m 'not soak and not gpu' --timeout 1800
