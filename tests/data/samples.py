@@ -4,8 +4,11 @@ from pathlib import Path
 
 import numpy as np
 
+from paceline.data.config import BatchConfig
 from paceline.data.corpus import Corpus
-from paceline.data.shards import open_shard, write_shard
+from paceline.data.shards import Shard, open_shard, write_shard
+
+BATCH = BatchConfig(tokens=8 * 16, sequence_tokens=16)
 
 
 def counting_corpus(folder: Path, lengths: tuple[int, ...]) -> Corpus:
@@ -20,6 +23,13 @@ def counting_corpus(folder: Path, lengths: tuple[int, ...]) -> Corpus:
 
 def counting_tokens(shard: int, length: int) -> np.ndarray:
     return (1000 * shard + np.arange(length)).astype(np.uint16)
+
+
+def in_memory(*shards: np.ndarray) -> Corpus:
+    return Corpus(shards=tuple(Shard(Path(f"{n}.bin"), tokens, None) for n, tokens in enumerate(shards)))
+
+
+COUNTING = in_memory(counting_tokens(0, 900), counting_tokens(1, 700))
 
 
 SAMPLE_TEXTS = [

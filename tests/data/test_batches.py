@@ -9,24 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.samples import counting_corpus, counting_tokens
+from data.samples import BATCH, COUNTING, counting_corpus, counting_tokens, in_memory
 from paceline.core.errors import ConfigError, DataError
 from paceline.core.units import BLOCK_TOKENS
 from paceline.data.batches import Batch, Cursor, batches, check_one_pass, validation_batches
 from paceline.data.config import BatchConfig, DataConfig
 from paceline.data.corpus import Corpus, open_corpus
-from paceline.data.shards import Shard, manifest_path, write_shard
+from paceline.data.shards import manifest_path, write_shard
 
 EOT = 0
-BATCH = BatchConfig(tokens=8 * 16, sequence_tokens=16)
 Kind = Literal["sequential", "shuffled"]
-
-
-def in_memory(*shards: np.ndarray) -> Corpus:
-    return Corpus(shards=tuple(Shard(Path(f"{n}.bin"), tokens, None) for n, tokens in enumerate(shards)))
-
-
-COUNTING = in_memory(counting_tokens(0, 900), counting_tokens(1, 700))
 
 
 def documents(lengths: list[int]) -> np.ndarray:

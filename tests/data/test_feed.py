@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.test_batches import BATCH, COUNTING
+from data.samples import BATCH, COUNTING
 from paceline.data.batches import batches, validation_batches
 from paceline.data.config import DataConfig
 from paceline.data.feed import feed, feed_batches

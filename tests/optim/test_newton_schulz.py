@@ -124,12 +124,3 @@ def test_it_compiles_as_one_graph() -> None:
     compiled = torch.compile(orthogonalise, fullgraph=True, backend="eager")
     X = compiled(G, steps=5, dtype=torch.float32, association="polynomial_first", norm_of="rounded")
     assert torch.equal(X, plain(G, dtype=torch.float32))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("association", ["polynomial_first", "product_first"])
-def test_bf16_on_a_gpu_stays_near_float64(association: str) -> None:
-    G = seeded(4, 768, 3072, dtype=torch.float32)
-    X = plain(G.cuda(), dtype=torch.bfloat16, association=association).cpu().double()
-    exact = torch.stack([orthogonal_factor(g) for g in G])
-    assert (X - exact).norm() / exact.norm() < 0.03  # bf16 products, 5 rounds: measured about 0.01

@@ -38,7 +38,7 @@ OPTIMIZER: tuple[Technique, ...] = (
             "optim/test_newton_schulz.py::test_singular_vectors_stay_and_values_enter_the_band",
             "optim/test_newton_schulz.py::test_the_scalar_map_ends_in_the_band",
             "optim/test_newton_schulz.py::test_zero_in_zero_out",
-            "optim/test_newton_schulz.py::test_bf16_on_a_gpu_stays_near_float64",
+            "optim/test_newton_schulz_gpu.py::test_bf16_on_a_gpu_stays_near_float64",
         ),
         public="Nothing isolates it; the alternative by SVD was in the scripts up to record 15 and never used.",
         cost="About 2 TFLOP a step, against 381 for the weights at 524,288 tokens.",
