@@ -56,6 +56,19 @@ def test_the_train_clock_stands_still_inside_a_pause() -> None:
     assert meter.train_s == 3 * STEP_S
 
 
+def test_nothing_after_the_last_step_counts_as_training() -> None:
+    clock = FakeClock()
+    meter = Meter(free_steps=0, tokens_per_step=100, clock=clock, wait=lambda: clock.advance(1.0))
+    run(meter, clock, range(5), evaluate_every=100)
+    meter.stop()
+    train_s, rate = meter.train_s, meter.mean_tokens_per_s
+    with meter.paused():
+        clock.advance(6.0)  # a checkpoint
+    clock.advance(7.0)  # its last bytes
+    assert (meter.train_s, meter.mean_tokens_per_s) == (train_s, rate)
+    assert meter.wall_s > train_s + 13.0
+
+
 def test_a_pause_ends_when_validation_raises() -> None:
     clock = FakeClock()
     meter = Meter(free_steps=0, tokens_per_step=1, clock=clock)

@@ -126,8 +126,9 @@ def _ablated(found: Sequence[Ablated]) -> str | None:
         for one in found
     ]
     headings = ("run", "part", "seeds", "loss", "p", "verdict", "s a step", "file")
-    where = sorted({one.indicative for one in found if one.indicative})
-    mark = f"Indicative only ({'; '.join(where)}): this settles nothing about the full size." if where else None
+    marked = {one.file: one.indicative for one in found if one.indicative}
+    where = "; ".join(f"`{file}`: {why}" for file, why in sorted(marked.items()))
+    mark = f"Indicative only ({where}): this settles nothing about the full size." if marked else None
     notes = dict.fromkeys(one.note for one in found if one.note)
     return _paragraphs(intro, _table(headings, rows), " ".join(notes), mark)
 

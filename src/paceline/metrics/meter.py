@@ -31,7 +31,8 @@ class MeterState:
 
 
 class Meter:
-    """Call `begin_step` at the top of every step, validation included, and `end_step` after the update."""
+    """Call `begin_step` at the top of every step, validation included, `end_step` after the update, and `stop` after
+    the last of them."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Meter:
         self._loop_started: float | None = None
         self._paused_s = 0.0
         self._pause_began: float | None = None
+        self._stopped_s: float | None = None  # busy seconds at the end
         self._train_from: float | None = None  # busy seconds at which the train clock started
         self._timed_steps = self._before.timed_steps
         self._startup_s, self._first_steps_s = self._before.startup_s, self._before.first_steps_s
@@ -84,6 +86,12 @@ class Meter:
             self._wait()
             self._pause_began = None
             self._paused_s += self._clock() - began
+
+    def stop(self) -> None:
+        """No step follows: what is still to be done, such as waiting for the last checkpoint to be written, is no
+        training."""
+        self._wait()
+        self._stopped_s = self._busy_s()
 
     @property
     def train_s(self) -> float:
@@ -135,6 +143,8 @@ class Meter:
 
     def _busy_s(self) -> float:
         """Seconds in the loop of this launch, pauses left out. It can be read during a pause."""
+        if self._stopped_s is not None:
+            return self._stopped_s
         if self._loop_started is None:
             return 0.0
         now = self._clock() if self._pause_began is None else self._pause_began

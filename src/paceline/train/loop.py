@@ -120,6 +120,7 @@ class Trainer:
         with self.saver:
             self._settle_in()
             step = self._loop(on_evaluation)
+            self.meter.stop()
             self.recorder.flush()
             if step != self.saved_step:  # the same answer on every rank
                 self.save(step)
