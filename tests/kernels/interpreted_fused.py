@@ -32,24 +32,28 @@ def test_head_and_loss(cap: float | None, tokens: int, vocab: int, monkeypatch: 
     assert max(head_errors(tokens, vocab, cap, **CPU)) < beyond_the_fit
 
 
-@pytest.mark.parametrize(("rows", "vocab"), [(1, 40), (9, 2048), (5, 4099)])
-def test_rows_whose_exponentials_are_summed_already(rows: int, vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums over 128 columns, as the product makes them: the last of 3 or 40 columns. Blocks of 2048 here."""
-    monkeypatch.setattr(head_loss_fused, "SUMMED_BLOCK", 2048)
-    raw = seeded(rows, vocab, seed=1, scale=2.0).double().requires_grad_()
+@pytest.mark.parametrize(("rows", "vocab", "width"), [(1, 40, 8), (9, 256, 24), (19, 419, 16)])
+def test_slopes_become_the_gradient_by_targets_and_shares(rows: int, vocab: int, width: int) -> None:
+    """Slopes and sums over 128 columns, as the product makes them: the last of 35 or 40 columns. Programs of 8 rows."""
+    x, weight = seeded(rows, width, seed=1), seeded(vocab, width, seed=2, scale=2.0)
+    raw = (x.double() @ weight.double().T).requires_grad_()
     targets = torch.arange(rows) * 7 % vocab
     targets[2::3] = -100
     capped = 15.0 * torch.tanh(raw / 15.0)
-    sums = torch.stack([part.exp().sum(1) for part in capped.detach().split(128, dim=1)]).float()
+    exponentials = capped.detach().exp()
+    slopes = (exponentials * (1.0 - (capped.detach() / 15.0).square())).float()
+    sums = torch.stack([part.sum(1) for part in exponentials.split(128, dim=1)]).float()
     expected = F.cross_entropy(capped, targets, reduction="none", ignore_index=-100)
     expected.sum().backward()
-    logits, losses = raw.detach().float(), torch.empty(rows)
-    head_loss_fused.launch_rows(logits, targets, losses, 15.0, -100, sums, with_gradient=False)
+    losses, before = torch.empty(rows), slopes.clone()
+    given = (slopes, sums, x, weight, targets, losses, 15.0, -100)
+    head_loss_fused.launch_targets(*given, with_gradient=False)
     assert relative_error(losses, expected) < ROUNDING
-    assert torch.equal(logits, raw.float())
-    head_loss_fused.launch_rows(logits, targets, losses, 15.0, -100, sums, with_gradient=True)
+    assert torch.equal(slopes, before)
+    share, shared_x = head_loss_fused.launch_targets(*given, with_gradient=True)
     assert relative_error(losses, expected) < ROUNDING
-    assert relative_error(logits, raw.grad) < ROUNDING
+    assert relative_error(share[:, None] * slopes, raw.grad) < ROUNDING
+    assert torch.equal(shared_x, share[:, None] * x)
 
 
 def test_without_autograd_the_head_makes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

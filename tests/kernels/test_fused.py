@@ -68,15 +68,22 @@ def test_symmetric_products_compile_for_the_matrix_units() -> None:
     assert done.metadata.shared + RESERVED_BYTES <= SHARED_BYTES
 
 
-@pytest.mark.parametrize(("capped", "parts"), [(True, 393), (True, 0), (False, 0)])
-def test_the_loss_kernel_compiles(capped: bool, parts: int) -> None:
-    types = {"logits_ptr": "*bf16", "targets_ptr": "*i64", "losses_ptr": "*fp32", "sums_ptr": "*fp32"}
+@pytest.mark.parametrize("capped", [True, False])
+def test_the_loss_kernel_compiles(capped: bool) -> None:
+    types = {"logits_ptr": "*bf16", "targets_ptr": "*i64", "losses_ptr": "*fp32"}
     types |= {"vocab": "i32", "cap": "fp32", "ignore": "i32"}
     constants = {"CAPPED": capped, "SHIFTED": not capped, "WITH_GRADIENT": True, "HARDWARE": True}
-    kernel = head_loss_fused
-    block, warps = (kernel.SUMMED_BLOCK, kernel.SUMMED_WARPS) if parts else (kernel.BLOCK, kernel.WARPS)
-    constants |= {"PARTS": parts, "BLOCK": block, "TAIL": 2048}
-    for_hopper(kernel.head_loss_rows, types, constants, warps=warps)
+    constants |= {"BLOCK": head_loss_fused.BLOCK, "TAIL": 2048}
+    for_hopper(head_loss_fused.head_loss_rows, types, constants, warps=head_loss_fused.WARPS)
+
+
+def test_the_kernel_of_targets_compiles() -> None:
+    types = dict.fromkeys(("slopes_ptr", "x_ptr", "weight_ptr", "shared_x_ptr"), "*bf16")
+    types |= {"targets_ptr": "*i64", "sums_ptr": "*fp32", "losses_ptr": "*fp32", "shares_ptr": "*fp32", "cap": "fp32"}
+    types |= dict.fromkeys(("rows", "parts", "vocab", "width", "ignore"), "i32")
+    constants = {"WITH_GRADIENT": True, "HARDWARE": True, "PARTS": 512, "WIDTH": 1024}
+    constants["ROWS"] = head_loss_fused.TARGET_ROWS
+    for_hopper(head_loss_fused.head_loss_targets, types, constants, warps=head_loss_fused.TARGET_WARPS)
 
 
 @pytest.mark.parametrize("kernel", [heads_fused.heads_forward, heads_fused.heads_backward])

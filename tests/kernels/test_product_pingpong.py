@@ -11,7 +11,7 @@ from triton.compiler import compile
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from paceline.kernels.product_pingpong import TILES, constants, head_loss_logits, mlp_slope_product
+from paceline.kernels.product_pingpong import TILES, constants, head_loss_slopes, mlp_slope_product
 
 SHARED_BYTES, RESERVED_BYTES = 233_472, 1_024
 """Of one multiprocessor of an H100 or H200, and what each program on it costs beside its own."""
@@ -50,11 +50,10 @@ def test_the_slope_product_compiles() -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_product_of_logits_compiles(masked: bool) -> None:
-    """In either warp group a thread has 128 logits, and its exponentials come after its tile is sent."""
-    blocks = {"x_desc": (TILES.m, TILES.k), "weight_desc": (TILES.n, TILES.k), "logits_desc": (TILES.m, 64)}
+    """In either warp group a thread has 128 logits, and takes one tanh and one exponential of each."""
+    blocks = {"x_desc": (TILES.m, TILES.k), "weight_desc": (TILES.n, TILES.k), "slopes_desc": (TILES.m, 64)}
     types = {"sums_ptr": "*fp32", "bend_ptr": "*fp32", "gain": "fp32"}
-    done = for_hopper(head_loss_logits, blocks, types, MASKED=masked)
+    done = for_hopper(head_loss_slopes, blocks, types, MASKED=masked)
     assert uses_two_warp_groups(done)
     code = done.asm["ptx"]
     assert code.count("tanh.approx.f32") == code.count("ex2.approx.ftz.f32") == 2 * 128
-    assert code.index("cp.async.bulk.tensor.2d.global.shared") < code.index("tanh.approx.f32")

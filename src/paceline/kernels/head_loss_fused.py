@@ -1,11 +1,14 @@
 """Head, cap, loss and their gradient in one go, for a GPU with Triton. The plain twin is `model.loss.head_loss`.
 
-The logits of a chunk of tokens are one product, written in the compute format. Where the copy engine can address them
-and a cap bounds them, that product sums their exponentials too, tile by tile, beside the products of the next tiles.
-One kernel then takes the loss of each row and leaves the gradient in its place; without those sums it reads the row
-twice (the second time from the cache). Two products carry the gradient on to x and the head rows. No product is
-computed twice and no fp32 logits exist. The gradient is taken in the forward pass, for a total with weight 1, and the
-backward pass only scales it: that is why the loss is handed back as a total.
+The logits z of a chunk of tokens are one product. The gradient of a row is its exponentials times the slope of the cap,
+divided by their sum, and one less at the target. Where the copy engine can address the logits and a cap c bounds them,
+no maximum is needed, and the product itself stores exp(c)·dc/dz and sums exp(c), beside the products of the next tiles
+(`product_pingpong`). The division waits: it is one factor for a row, which the products that carry the gradient on to x
+and the head rows leave on their way. So nobody reads a logit again but the target's, a product of two short rows.
+Elsewhere the logits are stored, and one kernel takes the loss of each row, reading it twice (the second time from the
+cache), and leaves the gradient in its place. No product is computed twice and no fp32 logits exist. The gradient is
+taken in the forward pass, for a total with weight 1, and the backward pass only scales it: that is why the loss is
+handed back as a total.
 Tried and dropped: sums of exponentials in the ending of a product whose matrix units wait (docs/experiments.md).
 """
 
@@ -20,8 +23,8 @@ BLOCK, WARPS = 8_192, 16
 """Logits that a program works on at a time. So large a program that a multiprocessor holds few: rows that are in work
 at the same time, 100 kB each, should stay in the cache until they are read again (0.56 ms for 8,192 rows on an H200,
 0.67 by 8 warps, 0.72 by 32)."""
-SUMMED_BLOCK, SUMMED_WARPS = 8_192, 16
-"""The same for rows whose exponentials are summed already, each logit read once (0.84 ms for 16,384 rows, 3.9 TB/s)."""
+TARGET_ROWS, TARGET_WARPS = 8, 8
+"""Rows whose targets a program looks at: their sums lie in one sector."""
 ADDRESS_BYTES = 16
 """What rows must be a multiple of for the copy engine."""
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -46,11 +49,9 @@ def head_loss_rows(
     logits_ptr,
     targets_ptr,
     losses_ptr,
-    sums_ptr,
     vocab,
     cap,
     ignore,
-    PARTS: tl.constexpr,
     CAPPED: tl.constexpr,
     SHIFTED: tl.constexpr,
     WITH_GRADIENT: tl.constexpr,
@@ -59,9 +60,8 @@ def head_loss_rows(
     TAIL: tl.constexpr,
 ):
     """One row of raw logits (row-contiguous, `vocab` columns): its loss, and in place of the logits the gradient.
-    PARTS: in how many parts the row's sum of exponentials is given, as (PARTS, rows); 0: it is taken here. SHIFTED:
-    that needs a running maximum. All exponentials are in base 2. HARDWARE: tanh by the GPU's own instruction. What
-    whole blocks leave over is a block of TAIL, masked."""
+    SHIFTED: the sum of exponentials needs a running maximum. All exponentials are in base 2. HARDWARE: tanh by the
+    GPU's own instruction. What whole blocks leave over is a block of TAIL, masked."""
     row = tl.program_id(0).to(tl.int64)  # rows x columns passes 2^31
     logits_ptr += row * vocab
     target = tl.load(targets_ptr + row)
@@ -73,10 +73,7 @@ def head_loss_rows(
     last = whole + tl.arange(0, TAIL)
     inside = last < vocab
     rest = tl.load(logits_ptr + last, mask=inside, other=0.0).to(tl.float32)
-    if PARTS:
-        log_sum = tl.log2(sum_parts(sums_ptr + row, tl.num_programs(0), PARTS))
-    else:
-        log_sum = log_sum_of_row(logits_ptr, whole, rest, inside, turn, gain, CAPPED, SHIFTED, HARDWARE, BLOCK, TAIL)
+    log_sum = log_sum_of_row(logits_ptr, whole, rest, inside, turn, gain, CAPPED, SHIFTED, HARDWARE, BLOCK, TAIL)
     chosen = tl.load(logits_ptr + tl.where(counted, target, 0)).to(tl.float32)
     capped, slope = cap_logit(chosen, turn, CAPPED, HARDWARE)
     tl.store(losses_ptr + row, tl.where(counted, (log_sum - gain * capped) / LOG2_E, 0.0))
@@ -95,10 +92,52 @@ def head_loss_rows(
 
 
 @triton.jit
-def sum_parts(sums_ptr, stride, PARTS: tl.constexpr):
-    """The sum of a row's parts. They lie apart, but their sectors are in the cache for the programs of other rows."""
-    part = tl.arange(0, triton.next_power_of_2(PARTS))
-    return tl.sum(tl.load(sums_ptr + part * stride, mask=part < PARTS, other=0.0), 0)
+def head_loss_targets(
+    slopes_ptr,
+    sums_ptr,
+    x_ptr,
+    weight_ptr,
+    targets_ptr,
+    losses_ptr,
+    shares_ptr,
+    shared_x_ptr,
+    rows,
+    parts,
+    vocab,
+    width,
+    cap,
+    ignore,
+    WITH_GRADIENT: tl.constexpr,
+    HARDWARE: tl.constexpr,
+    PARTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """What is left to do for ROWS rows whose slopes and sums of exponentials are known, the sums in `parts` parts:
+    their losses; the slope at each target, where the gradient is another; the share that a row's slopes are to be
+    multiplied by, and x times it. PARTS and WIDTH: the next powers of two."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # rows x columns passes 2^31
+    inside = row < rows
+    target = tl.load(targets_ptr + row, mask=inside, other=ignore)
+    counted = target != ignore
+    part, column = tl.arange(0, PARTS), tl.arange(0, WIDTH)
+    known = (part < parts)[:, None] & inside[None, :]
+    sums = tl.load(sums_ptr + part[:, None].to(tl.int64) * rows + row[None, :], mask=known, other=0.0)
+    total = tl.where(inside, tl.sum(sums, 0), 1.0)
+    filled = inside[:, None] & (column < width)[None, :]
+    x = tl.load(x_ptr + row[:, None] * width + column[None, :], mask=filled, other=0.0).to(tl.float32)
+    chosen = tl.where(counted, target, 0)[:, None] * width + column[None, :]
+    z = tl.sum(x * tl.load(weight_ptr + chosen, mask=filled, other=0.0).to(tl.float32), 1)
+    capped, slope = cap_logit(z, 1.0 / cap, True, HARDWARE)
+    y = LOG2_E * cap * capped
+    tl.store(losses_ptr + row, tl.where(counted, (tl.log2(total) - y) / LOG2_E, 0.0), mask=inside)
+    if WITH_GRADIENT:
+        share = tl.where(counted, 1.0 / total, 0.0)
+        tl.store(shares_ptr + row, share, mask=inside)
+        scaled = (x * share[:, None]).to(shared_x_ptr.dtype.element_ty)
+        tl.store(shared_x_ptr + row[:, None] * width + column[None, :], scaled, mask=filled)
+        at_target = ((tl.exp2(y) - total) * slope).to(slopes_ptr.dtype.element_ty)
+        tl.store(slopes_ptr + row * vocab + target, at_target, mask=counted)
 
 
 @triton.jit
@@ -207,23 +246,39 @@ def _head_loss(
     buffer = x.new_empty(min(chunk_tokens, x.size(0)), weight.size(0))
     for first in range(0, x.size(0), chunk_tokens):
         part = slice(first, first + chunk_tokens)
-        logits = buffer[: x[part].size(0)]
-        sums = _multiply(x[part], weight, cap, out=logits)
-        launch_rows(logits, targets[part], losses[part], cap, ignore, sums, with_gradient=with_gradient)
+        slopes = buffer[: x[part].size(0)]
+        share, shared_x = _slopes(
+            x[part], weight, targets[part], cap, ignore, slopes, losses[part], with_gradient=with_gradient
+        )
         if with_gradient:
-            torch.mm(logits, weight, out=grad_x[part])
-            _add_product(grad_weight, logits.T, x[part])
+            torch.mm(slopes, weight, out=grad_x[part])
+            _add_product(grad_weight, slopes.T, shared_x)
+            if share is not None:
+                grad_x[part].mul_(share[:, None])
     return losses.sum(), grad_x, grad_weight.to(weight.dtype)
 
 
-def _multiply(x: Tensor, weight: Tensor, cap: float | None, *, out: Tensor) -> Tensor | None:
-    """Logits into `out`; back the sums of their exponentials, as `logits_with_sums` makes them, if it can."""
-    if cap is None or cap > UNSHIFTED_CAP or not all(_addressable(t) for t in (x, weight, out)):
-        torch.mm(x, weight.T, out=out)
-        return None
-    from paceline.kernels.product_pingpong import logits_with_sums  # the interpreter of Triton knows no Gluon
+def _slopes(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    cap: float | None,
+    ignore: int,
+    slopes: Tensor,
+    losses: Tensor,
+    *,
+    with_gradient: bool,
+) -> tuple[Tensor | None, Tensor]:
+    """Losses of these rows into `losses`; into `slopes` the gradient of their logits, up to a factor for each row. Back
+    come that factor, None if it is 1, and x times it."""
+    if cap is None or cap > UNSHIFTED_CAP or not all(_addressable(t) for t in (x, weight, slopes)):
+        torch.mm(x, weight.T, out=slopes)
+        launch_rows(slopes, targets, losses, cap, ignore, with_gradient=with_gradient)
+        return None, x
+    from paceline.kernels.product_pingpong import slopes_and_sums  # the interpreter of Triton knows no Gluon
 
-    return logits_with_sums(x, weight, cap, out=out)
+    sums = slopes_and_sums(x, weight, cap, out=slopes)
+    return launch_targets(slopes, sums, x, weight, targets, losses, cap, ignore, with_gradient=with_gradient)
 
 
 def _addressable(matrix: Tensor) -> bool:
@@ -241,36 +296,72 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def launch_rows(
-    logits: Tensor,
-    targets: Tensor,
-    losses: Tensor,
-    cap: float | None,
-    ignore: int,
-    sums: Tensor | None = None,
-    *,
-    with_gradient: bool,
+    logits: Tensor, targets: Tensor, losses: Tensor, cap: float | None, ignore: int, *, with_gradient: bool
 ) -> None:
-    """Losses of these rows into `losses`; with `with_gradient`, their gradients over `logits`. `sums` (parts, rows) of
-    the exponentials of capped logits in fp32, if they are known; only for a cap that needs no shift."""
+    """Losses of these rows into `losses`; with `with_gradient`, their gradients over `logits`."""
     rows, vocab = logits.shape
-    block, warps = (BLOCK, WARPS) if sums is None else (SUMMED_BLOCK, SUMMED_WARPS)
     head_loss_rows[(rows,)](
         logits,
         targets,
         losses,
-        sums,
         vocab,
         1.0 if cap is None else cap,
         ignore,
-        PARTS=0 if sums is None else sums.size(0),
         CAPPED=cap is not None,
         SHIFTED=cap is None or cap > UNSHIFTED_CAP,
         WITH_GRADIENT=with_gradient,
-        HARDWARE=logits.is_cuda and logits.dtype == torch.bfloat16,
-        BLOCK=block,
-        TAIL=triton.next_power_of_2(vocab % block or 1),
-        num_warps=warps,
+        HARDWARE=_by_hardware(logits),
+        BLOCK=BLOCK,
+        TAIL=triton.next_power_of_2(vocab % BLOCK or 1),
+        num_warps=WARPS,
     )
+
+
+def launch_targets(
+    slopes: Tensor,
+    sums: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    losses: Tensor,
+    cap: float,
+    ignore: int,
+    *,
+    with_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    """Losses of these rows into `losses`. `slopes` and `sums` are those of `product_pingpong.slopes_and_sums`. Back
+    come the share of each row, fp32, and x times it: with the slope at the target exchanged here, share·slopes is the
+    gradient of the logits."""
+    rows, vocab = slopes.shape
+    shares, shared_x = torch.empty(rows, device=x.device), torch.empty_like(x)
+    head_loss_targets[(triton.cdiv(rows, TARGET_ROWS),)](
+        slopes,
+        sums,
+        x,
+        weight,
+        targets,
+        losses,
+        shares,
+        shared_x,
+        rows,
+        sums.size(0),
+        vocab,
+        x.size(1),
+        cap,
+        ignore,
+        WITH_GRADIENT=with_gradient,
+        HARDWARE=_by_hardware(slopes),
+        PARTS=triton.next_power_of_2(sums.size(0)),
+        WIDTH=triton.next_power_of_2(x.size(1)),
+        ROWS=TARGET_ROWS,
+        num_warps=TARGET_WARPS,
+    )
+    return shares, shared_x
+
+
+def _by_hardware(logits: Tensor) -> bool:
+    """Whether the GPU's tanh is exact enough for them."""
+    return logits.is_cuda and logits.dtype == torch.bfloat16
 
 
 @_head_loss.register_fake

@@ -135,7 +135,7 @@ def consume(
             mbarrier.wait(arrived, (number // 2) & 1)
             end_by_slope(product, m, n, staging, c_desc, WHO, M, N)
         else:
-            end_by_sums(product, m, n, staging, c_desc, given, ENDING == "masked_sums", WHO, M, N)
+            end_by_exponentials(product, m, n, staging, c_desc, given, ENDING == "masked_exponentials", WHO, M, N)
     tma.store_wait(0)
 
 
@@ -178,19 +178,18 @@ def end_by_slope(product, m, n, staging, c_desc, WHO: gl.constexpr, M: gl.conste
 
 
 @gluon.jit
-def end_by_sums(
+def end_by_exponentials(
     product, m, n, staging, c_desc, given, MASKED: gl.constexpr, WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr
 ):
-    """z into memory, and of z as stored the sum of 2^(gain·tanh(z·bend)) over the tile's columns, one for each row.
+    """Of e = 2^(gain·t), t = tanh(z·bend): the sum over the tile's columns, one for each row; into memory e·(1 - t²).
     MASKED: the last tile has columns beyond the matrix, which are not summed."""
     sums_ptr, bend_ptr, rows, columns, gain = given
-    stored = rounded(product)
-    pieces = halves(stored, M, N)
+    t = tanh(gl.load(bend_ptr) * product)  # a load, so that none of this is moved up: the slot need not wait for it
+    exponentials = exp2(gain * t)
+    pieces = halves(rounded(exponentials - exponentials * t * t), M, N)
     for p in gl.static_range(N // PIECE):
         staging.index(WHO * (N // PIECE) + p).store(pieces[p])
     send(c_desc, m, n, staging, WHO, N)
-    bend = gl.load(bend_ptr)  # no load, so no exponential, is moved up: slot and copy need not wait for them
-    exponentials = exp2(gain * tanh(bend * stored.to(gl.float32)))
     layout: gl.constexpr = product.type.layout
     if MASKED:
         column = n + gl.arange(0, N, gl.SliceLayout(0, layout))
@@ -277,10 +276,10 @@ def mlp_slope_product(
 
 
 @gluon.jit
-def head_loss_logits(
+def head_loss_slopes(
     x_desc,
     weight_desc,
-    logits_desc,
+    slopes_desc,
     sums_ptr,
     bend_ptr,
     rows,
@@ -294,12 +293,12 @@ def head_loss_logits(
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
 ):
-    """logits (rows, columns) = x weightᵀ and sums (column tiles, rows), fp32, of 2^(gain·tanh(logit·bend)) over the
-    columns of each tile. x (rows, depth), weight (columns, depth), bend (1,) in fp32."""
+    """For z = x weightᵀ, t = tanh(z·bend) and e = 2^(gain·t): slopes (rows, columns), e·(1 - t²), and sums (column
+    tiles, rows), fp32, of e over the columns of each tile. x (rows, depth), weight (columns, depth), bend (1,)."""
     tiles = (gl.cdiv(rows, M), gl.cdiv(columns, N))
     given = (sums_ptr, bend_ptr, rows, columns, gain)
-    ENDING: gl.constexpr = "masked_sums" if MASKED else "sums"
-    run_product(x_desc, weight_desc, logits_desc, tiles, depth, given, ENDING, False, M, N, K, STAGES, GROUP)
+    ENDING: gl.constexpr = "masked_exponentials" if MASKED else "exponentials"
+    run_product(x_desc, weight_desc, slopes_desc, tiles, depth, given, ENDING, False, M, N, K, STAGES, GROUP)
 
 
 def constants(tiles: Tiles) -> dict[str, Any]:
@@ -330,14 +329,14 @@ def slope_product(a: Tensor, b: Tensor, kept: Tensor, *, tiles: Tiles = TILES) -
     return c
 
 
-def logits_with_sums(x: Tensor, weight: Tensor, cap: float, *, out: Tensor, tiles: Tiles = LOGITS_TILES) -> Tensor:
-    """Raw logits x weightᵀ into `out` (rows, columns), and back the sums of exp(cap·tanh(logit/cap)), logits as stored,
-    over each 128 columns: (column tiles, rows) in fp32, a row's sums apart but those of 8 rows in one sector. x (rows,
-    depth), weight (columns, depth), all in bf16, contiguous and with rows of a multiple of 16 bytes."""
+def slopes_and_sums(x: Tensor, weight: Tensor, cap: float, *, out: Tensor, tiles: Tiles = LOGITS_TILES) -> Tensor:
+    """For logits z = x weightᵀ and c = cap·tanh(z/cap): into `out` (rows, columns) exp(c)·dc/dz, and back the sums of
+    exp(c) over each 128 columns: (column tiles, rows) in fp32, a row's sums apart but those of 8 rows in one sector. x
+    (rows, depth), weight (columns, depth), all in bf16, contiguous and with rows of a multiple of 16 bytes."""
     (rows, depth), columns = x.shape, weight.size(0)
     sums = torch.empty(triton.cdiv(columns, tiles.n), rows, device=x.device)
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count
-    head_loss_logits[(processors,)](
+    head_loss_slopes[(processors,)](
         _blocks(x, tiles.m, tiles.k),
         _blocks(weight, tiles.n, tiles.k),
         _blocks(out, tiles.m, PIECE.value),
