@@ -64,7 +64,10 @@ def figures_of(result: dict, name: str) -> list[StepFigure | MemoryFigure]:
     """A result of `paceline bench step` (`step_s`, `windows`) or of a run on the track (`train_s`, `steps`)."""
     words = result.get("command", "")
     profile = "reference" if "no-fast-paths" in (words if isinstance(words, str) else " ".join(words)) else "fast"
-    at = Setting(config=with_steps(preset("r18-softcap"), 266), cluster=ONE_H200, profile=profile)
+    config = with_steps(preset("r18-softcap"), 266)
+    if "micro_tokens" in result and "step_s" not in result:  # the bench takes its peak in the preset's micro-batches
+        config = replace(config, batch=replace(config.batch, micro_tokens=result["micro_tokens"]))
+    at = Setting(config=config, cluster=ONE_H200, profile=profile)
     step_s = result.get("step_s") or result["train_s"] / (result["steps"] - at.config.train.free_steps)
     windows = [(row["tokens"], row["seconds"]) for row in result.get("windows", ())]
     return [
