@@ -4,6 +4,7 @@ A step feeds one piece of one new prompt and one token of every text that has be
 by one piece at a time. Everything here is synchronous and belongs to one thread; `engine.py` is that thread.
 """
 
+import random
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.decode import PIECE_TOKENS, Decoder
-from paceline.evaluate.generate import choose
+from paceline.evaluate.draw import choose
 from paceline.model.gpt import GPT
 
 Finish = Literal["stop", "length", "timeout", "error"]
@@ -37,10 +38,10 @@ class Stream:
     last: int = 0
     """The token to feed next, once the whole prompt is in the cache."""
     made: int = 0
-    generator: torch.Generator = field(default_factory=torch.Generator)
+    generator: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
-        self.generator.manual_seed(self.sampling.seed)
+        self.generator = random.Random(self.sampling.seed)
 
     @property
     def begun(self) -> bool:
