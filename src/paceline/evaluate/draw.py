@@ -94,7 +94,7 @@ def draw_all(logits_BV: Tensor, dials: Dials) -> Tensor:
 
 def _draw_ordered(logits_BC: Tensor, ids_BC: Tensor, dials: Dials) -> Tensor:
     rank = torch.arange(logits_BC.size(1), device=logits_BC.device)
-    within = rank < dials.top_k[:, None]
+    within = rank < dials.top_k.clamp(min=1)[:, None]  # whose draw is not used keeps a candidate, too
     probabilities = (logits_BC / _divisor(dials)).masked_fill(~within, -torch.inf).softmax(1)
     before = probabilities.cumsum(1) - probabilities
     keep = within & ((before < dials.top_p[:, None]) | (rank == 0))

@@ -1,8 +1,10 @@
 """A stream of tokens, and of text, from a prompt and a seed."""
 
 import codecs
+import itertools
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,7 +13,12 @@ from paceline.data.tokenizer import Tokenizer
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.decode import Decoder, check_length, logits_without_cache
 from paceline.evaluate.draw import choose
+from paceline.evaluate.prepare import prepared
+from paceline.evaluate.steady import Steady
 from paceline.model.gpt import GPT
+
+LONG_ENOUGH = 64
+"""Tokens for which recording a graph pays; it takes about as long as so many."""
 
 
 def generate(
@@ -20,17 +27,46 @@ def generate(
     """Up to `new_tokens` ids that follow the prompt, ending before an end-of-text. A seed gives the
     same text on any device with the same logits."""
     check_length(model, len(prompt) + new_tokens)
+    if cached and model.embeddings.token.device.type == "cuda" and new_tokens >= LONG_ENOUGH:
+        tokens = _steadily(model, prompt, Writing(config, random.Random(config.seed)), window, new_tokens)
+    else:
+        tokens = _one_by_one(model, prompt, Writing(config, random.Random(config.seed)), window, new_tokens, cached)
+    return itertools.takewhile(lambda token: token != model.end_of_text, tokens)
+
+
+@dataclass(frozen=True)
+class Writing:
+    """A `Text`."""
+
+    sampling: SamplingConfig
+    generator: random.Random
+
+
+def _one_by_one(
+    model: GPT, prompt: list[int], text: Writing, window: int, new_tokens: int, cached: bool
+) -> Iterator[int]:
     device = model.embeddings.token.device
-    generator = random.Random(config.seed)
     following = _cached(model, window, len(prompt) + new_tokens) if cached else _uncached(model, window)
     tokens = torch.tensor([prompt], device=device)
     for _ in range(new_tokens):
         logits = following(tokens)[0, : model.config.vocab_size]  # padding columns are no tokens
-        token = choose(logits, config, generator)
-        if token == model.end_of_text:
-            return
+        token = choose(logits, text.sampling, text.generator)
         yield token
         tokens = torch.tensor([[token]], device=device)
+
+
+def _steadily(model: GPT, prompt: list[int], text: Writing, window: int, new_tokens: int) -> Iterator[int]:
+    """The same with the next step launched before a token is known here."""
+    decoder = Decoder(prepared(model), window=window, max_tokens=len(prompt) + new_tokens)
+    steady = Steady(decoder)
+    logits = decoder.feed(torch.tensor([prompt], device=decoder.window.device))[0, : model.config.vocab_size]
+    token = choose(logits, text.sampling, text.generator)
+    steady.begin(0, token)
+    for _ in range(new_tokens - 1):
+        launched = steady.launch([text])
+        yield token
+        (token,) = launched.wait()
+    yield token
 
 
 def _cached(model: GPT, window: int, max_tokens: int) -> Callable[[Tensor], Tensor]:
