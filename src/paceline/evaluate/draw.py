@@ -39,16 +39,21 @@ def choose(logits_V: Tensor, config: SamplingConfig, generator: random.Random) -
         return int(logits_V.argmax())
     scaled = logits_V.float() / config.temperature
     if kind == "all":  # any order will do, so why sort
-        shares = scaled.softmax(0).cumsum(0)
-        return min(int((shares <= generator.random() * shares[-1]).sum()), shares.numel() - 1)
+        return _along(scaled.softmax(0), generator.random())
     logits, ids = likeliest(scaled, config.top_k)
     probabilities = logits.softmax(0)
-    before = probabilities.cumsum(0) - probabilities  # mass of the likelier tokens
-    keep = before < config.top_p
-    keep[0] = True  # also where top_p rounds to 0
-    shares = (probabilities * keep).cumsum(0)
-    at = (shares <= generator.random() * shares[-1]).sum()
-    return int(ids[torch.minimum(at, keep.sum() - 1)])
+    if config.top_p < 1.0:
+        before = probabilities.cumsum(0) - probabilities  # mass of the likelier tokens
+        kept = max(1, int((before < config.top_p).sum()))  # also where top_p rounds to 0
+        probabilities = probabilities[:kept]
+    return int(ids[_along(probabilities, generator.random())])
+
+
+def _along(probabilities: Tensor, uniform: float) -> int:
+    """The candidate at which they add up to more than that share of their sum."""
+    shares = probabilities.cumsum(0)
+    at = int(torch.searchsorted(shares, uniform * shares[-1], right=True))
+    return min(at, shares.numel() - 1)  # a share just below 1 may round to it
 
 
 def likeliest(logits_V: Tensor, top_k: int | None) -> tuple[Tensor, Tensor]:

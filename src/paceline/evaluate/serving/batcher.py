@@ -191,11 +191,11 @@ class Batcher:
         return torch.tensor(rows, device=self.decoder.window.device)
 
 
-def make_batcher(model: GPT, *, window: int, slots: int, max_tokens: int) -> Batcher:
-    """On a GPU with a step that is compiled, where that is possible, and recorded; that takes a while."""
+def make_batcher(model: GPT, *, window: int, slots: int, max_tokens: int, compiled: bool = True) -> Batcher:
+    """On a GPU with a recorded step; that is `compiled` first where it is possible, which takes a while."""
     device = model.embeddings.token.device.type
     if device != "cuda":
         return Batcher(model, window=window, slots=slots, max_tokens=max_tokens)
-    compiled = compiler(device).usable
+    compiled = compiled and compiler(device).usable
     steady = functools.partial(Steady, compiled=compiled)
     return Batcher(prepared(model, compiled=compiled), window=window, slots=slots, max_tokens=max_tokens, steady=steady)
