@@ -102,6 +102,21 @@ def test_texts_of_all_kinds_share_a_step() -> None:
         assert [first[slot], *(ids[slot] for ids in steps)] == alone
 
 
+@pytest.mark.parametrize("slots", [1, 2])
+def test_the_step_is_one_graph_for_the_compiler(slots: int) -> None:
+    """With the sums of products that only compiled code should use, here run as they are."""
+    model = small("blocks")
+    decoder = Decoder(prepared(model, compiled=True), window=128, max_tokens=200, slots=slots)
+    steady = Steady(decoder)
+    steady.attend_over = attend_one
+    steady.following = torch.compile(steady._following, fullgraph=True, dynamic=False, backend="eager")
+    decoder.feed(torch.tensor([[0, 5, 6]] * slots))
+    for slot in range(slots):
+        steady.begin(slot, 7)
+    steps = [steady.launch([writing(GREEDY)] * slots).wait()[-1] for _ in range(10)]
+    assert steps == list(_one_by_one(model, [0, 5, 6, 7], writing(GREEDY), 128, 10, True))
+
+
 def test_attention_of_one_query_equals_the_dense_one() -> None:
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(3, 1, 4, 8, generator=generator)

@@ -21,6 +21,7 @@ def prepared(model: GPT, *, compiled: bool = False) -> GPT:
     and its products are sums of their own."""
     lean = copy.deepcopy(model, {id(table): table for table in model.embeddings.parameters()})
     config, dtype = replace(model.config, qkv="fused"), torch_dtype(model.config.precision.compute)
+    _ = config.value_table_of_layer  # worked out once, under a lock that the compiler cannot take (Python 3.11)
     for module in lean.modules():
         if isinstance(module, SelfAttention) and model.config.qkv == "separate":
             _join(module)
