@@ -102,7 +102,7 @@ def test_texts_of_all_kinds_share_a_step() -> None:
         assert [first[slot], *(ids[slot] for ids in steps)] == alone
 
 
-@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_step_is_one_graph_for_the_compiler(slots: int) -> None:
     """With the sums of products that only compiled code should use, here run as they are."""
     model = small("blocks")
