@@ -15,6 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from paceline.core.errors import ConfigError
+from paceline.core.probe import compiler
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.load import Written, load_run
 from paceline.evaluate.serving.batcher import Batcher, Event, Stream, make_batcher
@@ -49,8 +50,8 @@ class SampleCase:
 
 
 def untrained(config: RunConfig) -> Writer:
-    """A preset's model at its widest window."""
-    resolved, machine = inspect_machine(config)
+    """A preset's model at its widest window, on the GPU if there is one."""
+    resolved, machine = inspect_machine(replace(config, train=replace(config.train, device="auto", compile=False)))
     model = GPT(resolved.model, end_of_text=resolved.data.end_of_text).to(machine.device)
     generator = torch.Generator(machine.device).manual_seed(0)
     with torch.no_grad():
@@ -74,7 +75,8 @@ def measure_sampling(
     for count in streams:
         say(f"{count} at once")
         rows.append(_measure(writer, case, count))
-    step = "kernel by kernel" if device.type == "cpu" else f"recorded, {'' if case.compiled else 'not '}compiled"
+    compiled = case.compiled and compiler(device.type).usable
+    step = "kernel by kernel" if device.type == "cpu" else f"recorded, {'' if compiled else 'not '}compiled"
     settings = {name: value for name, value in asdict(case).items() if name != "compiled"}
     return {
         "step": step,
