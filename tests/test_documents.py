@@ -38,6 +38,7 @@ ARGUMENTS = {
     "sample": sample.SampleArgs,
     "evaluate": evaluate.EvaluateArgs,
     "export": export.ExportArgs,
+    "bench sample": bench.SampleBenchArgs,
     "data prepare": data.PrepareArgs,
     "data download": data.DownloadArgs,
     "data verify": data.VerifyArgs,

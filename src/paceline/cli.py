@@ -39,6 +39,7 @@ VERBS = {
     "data stats": Verb("documents, lengths, tokens", "commands.data:stats"),
     "bench step": Verb("time and profile a preset's step", "commands.bench:step"),
     "bench gemm": Verb("time a step's matrix products", "commands.bench:gemm"),
+    "bench sample": Verb("time how fast a model writes", "commands.bench:sample"),
     "plan": Verb("foretell a run's time, memory and cost", "commands.plan:plan"),
     "ablate": Verb("what each part of a record buys", "commands.ablate:ablate"),
     "ledger": Verb("which founding claims hold", "commands.ledger:ledger"),

@@ -183,3 +183,40 @@ def test_a_mistake_costs_one_line(argv: tuple[str, ...], said: str, capfd: pytes
     lines = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("measuring: ")]
     assert len(lines) == 1
     assert said in lines[0]
+
+
+def test_writing_is_measured_for_one_text_and_for_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "sample.json"
+    flags = ["--scale", "1/16", "--streams", "1", "3", "--steps", "4", "--repeats", "2", "--out", str(out)]
+    assert main(["bench", "sample", "r18-softcap", *flags]) == 0
+    assert "texts at once" in capsys.readouterr().out
+    result = json.loads(out.read_text())
+    figures = {"model", "scale", "step", "threads", "load_before", "settings", "streams"}
+    assert result.keys() == figures | PROVENANCE - {"preset"}
+    assert [row["streams"] for row in result["streams"]] == [1, 3]
+    for row in result["streams"]:
+        assert 0 < row["lowest_tokens_per_s"] <= row["tokens_per_s"] <= row["highest_tokens_per_s"]
+        assert row["first_token_s"] > 1 / row["highest_tokens_per_s"] / row["streams"]
+        assert row["kernels_per_step"] is None
+
+
+def test_a_trained_run_is_measured_too(tmp_path: Path) -> None:
+    run, out = Path(__file__).parents[1] / "frozen" / "format-2", tmp_path / "sample.json"
+    flags = ["--streams", "2", "--steps", "3", "--repeats", "1", "--prompt-tokens", "4", "--out", str(out)]
+    assert main(["bench", "sample", str(run), *flags]) == 0
+    assert json.loads(out.read_text())["streams"][0]["tokens_per_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--streams", "0"], "--streams 0"),
+        (["--steps", "0"], "--steps 0"),
+        (["--prompt-tokens", "5000"], "--prompt-tokens 5,000"),
+    ],
+)
+def test_a_mistaken_measurement_of_writing_is_one_line(
+    flags: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "sample", "demo", *flags]) == 2
+    assert named in capsys.readouterr().err

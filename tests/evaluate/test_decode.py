@@ -9,7 +9,7 @@ from model.lively import WINDOWS, lively, small
 from paceline.core.errors import UserError
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.decode import Decoder, logits_without_cache
-from paceline.evaluate.generate import choose, generate, likeliest
+from paceline.evaluate.generate import generate
 from paceline.model.gpt import GPT
 from paceline.recipes.presets import PRESETS
 from paceline.recipes.scaling import scaled
@@ -109,34 +109,6 @@ def test_the_seed_decides_the_sample() -> None:
 
     assert text(1) == text(1)
     assert text(1) != text(2)
-
-
-def test_top_k_and_top_p_keep_only_the_likeliest() -> None:
-    logits = torch.tensor([0.1, 3.0, 2.0, 1.0])  # probabilities about 0.03, 0.63, 0.23, 0.09 (sorted: 1, 2, 3, 0)
-    generator = torch.Generator().manual_seed(0)
-    drawn = {
-        "top_k": {choose(logits, SamplingConfig(temperature=1.0, top_k=2), generator) for _ in range(200)},
-        "top_p": {
-            choose(logits, SamplingConfig(temperature=1.0, top_k=None, top_p=0.7), generator) for _ in range(200)
-        },
-        "one": {choose(logits, SamplingConfig(temperature=1.0, top_k=None, top_p=0.01), generator) for _ in range(20)},
-        "all": {choose(logits, SamplingConfig(temperature=2.0, top_k=None), generator) for _ in range(500)},
-    }
-    assert drawn == {"top_k": {1, 2}, "top_p": {1, 2}, "one": {1}, "all": {0, 1, 2, 3}}
-
-
-@pytest.mark.parametrize("top_k", [1, 3, 7, 8, 9])
-def test_the_likeliest_are_those_of_a_whole_sort_also_among_equals(top_k: int) -> None:
-    logits = torch.randint(0, 4, (8,), generator=torch.Generator().manual_seed(top_k)).float()
-    values, ids = torch.sort(logits, descending=True, stable=True)
-    found = likeliest(logits, top_k)
-    assert torch.equal(found[0], values[:top_k])
-    assert torch.equal(found[1], ids[:top_k])
-
-
-@pytest.mark.parametrize("extreme", [SamplingConfig(temperature=1e-300), SamplingConfig(top_p=1e-300)])
-def test_settings_near_zero_take_the_likeliest(extreme: SamplingConfig) -> None:
-    assert choose(torch.tensor([0.0, 9.0, 8.9]), extreme, torch.Generator().manual_seed(0)) == 1
 
 
 def test_generation_ends_before_an_end_of_text() -> None:

@@ -7,6 +7,7 @@ from torch import Tensor
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.generate import generate
 from paceline.evaluate.serving.batcher import Batcher, Event, Stream
+from paceline.evaluate.steady import Steady
 from serving.tiny_server import MAX_TOKENS, WINDOW, tiny_model
 
 NEVER = float("inf")
@@ -20,8 +21,9 @@ class Clock:
         return self.now
 
 
-def batcher(slots: int = 3, clock: Clock | None = None) -> Batcher:
-    return Batcher(tiny_model(), window=WINDOW, slots=slots, max_tokens=MAX_TOKENS, clock=clock or Clock())
+def batcher(slots: int = 3, clock: Clock | None = None, steady: type[Steady] | None = None) -> Batcher:
+    clock = clock or Clock()
+    return Batcher(tiny_model(), window=WINDOW, slots=slots, max_tokens=MAX_TOKENS, clock=clock, steady=steady)
 
 
 def stream(seed: int, *, length: int = 5, new_tokens: int = 8, greedy: bool = False, deadline: float = NEVER) -> Stream:
@@ -46,11 +48,12 @@ def alone(stream: Stream) -> list[int]:
     return list(found)
 
 
-def test_every_stream_gets_the_tokens_it_would_get_alone() -> None:
+@pytest.mark.parametrize("steady", [None, Steady], ids=["feed", "steady"])
+def test_every_stream_gets_the_tokens_it_would_get_alone(steady: type[Steady] | None) -> None:
     """Eight texts over three slots, of prompts below and beyond a piece and the window, greedy and drawn."""
     lengths = [3, 300, 40, 1, 600, 129, 10, 255]
     streams = [stream(seed, length=n, new_tokens=20 + 5 * seed, greedy=seed % 2 == 0) for seed, n in enumerate(lengths)]
-    batch, events = batcher(), []
+    batch, events = batcher(steady=steady), []
     for new in streams:
         batch.add(new)
         events += [event for _ in range(3) for event in batch.step()]
@@ -95,8 +98,9 @@ def test_a_late_stream_ends_whether_it_writes_or_waits() -> None:
     assert batch.streams == [stays]
 
 
-def test_a_dropped_stream_leaves_its_slot_to_the_next_and_no_trace() -> None:
-    batch = batcher(slots=1)
+@pytest.mark.parametrize("steady", [None, Steady], ids=["feed", "steady"])
+def test_a_dropped_stream_leaves_its_slot_to_the_next_and_no_trace(steady: type[Steady] | None) -> None:
+    batch = batcher(slots=1, steady=steady)
     dropped, waiting, next_one = stream(1, length=400, new_tokens=50), stream(2), stream(3, greedy=True)
     for one in (dropped, waiting, next_one):
         batch.add(one)

@@ -1,4 +1,4 @@
-"""`paceline bench step` and `paceline bench gemm`. torch is imported only once something is measured."""
+"""`paceline bench step`, `gemm` and `sample`. torch is imported only once something is measured."""
 
 import contextlib
 import json
@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,9 +16,11 @@ from paceline.core.errors import ConfigError
 from paceline.core.files import write_json
 from paceline.core.schema import Change, changes
 from paceline.data.config import DEFAULT_MICRO_TOKENS
+from paceline.evaluate.config import SamplingConfig
 from paceline.lab.bench.start import START_STEPS, compile_cache, measure_peak, measure_start
 from paceline.parallel.voice import one_voice
-from paceline.recipes.presets import preset
+from paceline.recipes.presets import PRESETS, preset
+from paceline.recipes.scaling import parse_scale, scaled
 from paceline.train.config import RunConfig
 
 if TYPE_CHECKING:
@@ -36,6 +38,11 @@ GEMM_HELP = """Time the matrix products of a preset's step by themselves, in its
 example: paceline bench gemm r18-softcap --out gemm.json
 
 Flags of `paceline train` change the preset."""
+SAMPLE_HELP = """Measure how fast a model writes, one text and many at once: tokens a second, time to the first.
+
+example: paceline bench sample r18-softcap --streams 1 64 --out sample.json
+
+A preset's weights are untrained; of a run the newest checkpoint is taken. Texts are written as by `paceline serve`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +92,35 @@ class GemmArgs(BenchArgs):
             raise ConfigError(f"--repeats {self.repeats} must be at least 1; 20 give a steady median")
 
 
+@dataclass(frozen=True, kw_only=True)
+class SampleBenchArgs:
+    model: Positional[str] = "demo"
+    """A preset, or a run's folder."""
+    scale: str = "1"
+    """Of a preset: shrink it, as in training."""
+    streams: tuple[int, ...] = (1, 64)
+    """Texts written at the same time, one measurement each."""
+    steps: int = 128
+    """Tokens of every text in one repeat."""
+    repeats: int = 5
+    """Of which the median counts."""
+    prompt_tokens: int = 64
+    compile: bool = True
+    """On a GPU, compile the step before it is recorded."""
+    sampling: Bare[SamplingConfig] = field(default_factory=SamplingConfig)
+    json: bool = False
+    """For programs."""
+    out: str | None = None
+    """Write the JSON to this file, too."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "repeats", "prompt_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least 1")
+        if not self.streams or min(self.streams) < 1:
+            raise ConfigError(f"--streams {' '.join(map(str, self.streams))}: every number must be at least 1")
+
+
 def step(argv: Sequence[str]) -> int:
     from paceline.lab.bench.show import show_step
 
@@ -110,6 +146,32 @@ def gemm(argv: Sequence[str]) -> int:
 
     result = measure_products(arguments.config, repeats=arguments.repeats)
     return _give(result, arguments, ["bench", "gemm", *argv], show_gemm)
+
+
+def sample(argv: Sequence[str]) -> int:
+    from paceline.lab.bench.provenance import provenance
+    from paceline.lab.bench.show import show_sample
+
+    arguments = parse(SampleBenchArgs, argv, verb="bench sample", description=SAMPLE_HELP)
+    from paceline.lab.bench.sampling import SampleCase, measure_sampling, run_to_sample, untrained
+
+    if arguments.model in PRESETS:
+        config = scaled(preset(arguments.model), parse_scale(arguments.scale))
+        known = provenance(["bench", "sample", *argv], preset=preset(arguments.model), config=config)
+        writer = untrained(config)
+    else:
+        writer, written = run_to_sample(arguments.model)
+        known = provenance(["bench", "sample", *argv], preset=written, config=written)
+    case = SampleCase(
+        steps=arguments.steps,
+        repeats=arguments.repeats,
+        prompt_tokens=arguments.prompt_tokens,
+        sampling=arguments.sampling,
+        compiled=arguments.compile,
+    )
+    measured = measure_sampling(writer, case, arguments.streams, say=_say)
+    result = {"model": arguments.model, "scale": arguments.scale, **measured, **known}
+    return _print_or_write(result, arguments.out, arguments.json, show_sample)
 
 
 Args = TypeVar("Args", StepArgs, GemmArgs)
@@ -203,9 +265,15 @@ def _give(
 
     known = provenance(command, preset=preset(arguments.preset), config=arguments.config)
     result = {"preset": arguments.preset, "scale": arguments.scale, **measured, **known}
-    if arguments.out is not None:
-        write_json(Path(arguments.out), result)
-    if arguments.json:
+    return _print_or_write(result, arguments.out, arguments.json, show)
+
+
+def _print_or_write(
+    result: dict[str, Any], out: str | None, as_json: bool, show: Callable[[dict[str, Any]], None]
+) -> int:
+    if out is not None:
+        write_json(Path(out), result)
+    if as_json:
         print(json.dumps(result, indent=1))
     else:
         show(result)

@@ -1,5 +1,6 @@
 """`paceline serve RUN`."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -46,6 +47,8 @@ def serve(argv: Sequence[str]) -> int:
     with listen(arguments.host, arguments.port) as listening:
         run = load_run(arguments.run)
         name = run.folder.path.resolve().name
+        if run.model.embeddings.token.device.type == "cuda":
+            print(f"preparing the step of {limits.max_streams} streams", file=sys.stderr, flush=True)
         engine = make_engine(run.model, run.window, limits)
         app = make_app(engine, run.tokenizer, name, limits, hosts=HOSTS | {arguments.host.lower()})
         print(f"http://localhost:{listening.getsockname()[1]}/ serves {name}; Ctrl-C ends", flush=True)

@@ -7,6 +7,7 @@ those; so windows, blocks and documents mean the same as in training, also past 
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from paceline.core.errors import UserError
 from paceline.core.units import BLOCK_TOKENS, round_up
 from paceline.kernels.attention import attend_dense
 from paceline.model.attention import Turn
+from paceline.model.dtypes import torch_dtype
 from paceline.model.gpt import GPT
 from paceline.model.masks import MaskRule, allowed, document_ids
 
@@ -22,6 +24,12 @@ PIECE_TOKENS = 256
 """A longer prompt is fed in pieces of so many tokens; a ring has room for one beside what the window reaches."""
 NOWHERE = 1 << 40
 """The position of an empty cell: after every query, so that none sees it."""
+
+
+class AttendOver(Protocol):
+    """As `attend_dense`: who computes attention over the cache."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scale: float) -> Tensor: ...
 
 
 class Decoder:
@@ -37,7 +45,11 @@ class Decoder:
         self.lengths = [0] * slots
         self.positions = torch.full((slots, self.cells), NOWHERE, device=device)
         self.documents = torch.zeros(slots, self.cells, dtype=torch.int32, device=device)
-        self.cache: dict[int, tuple[Tensor, Tensor]] = {}
+        shape, dtype = (slots, self.cells, c.kv_heads, c.head_dim), torch_dtype(c.precision.compute)
+        attending = [layer for layer in range(c.num_layers) if layer not in c.attentionless]
+        self.keys, self.values = (
+            {layer: torch.zeros(shape, dtype=dtype, device=device) for layer in attending} for _ in range(2)
+        )
 
     def free(self, slot: int) -> None:
         """Make a slot ready for another sequence. Old keys stay and are never seen."""
@@ -56,17 +68,26 @@ class Decoder:
         if end > self.max_tokens:
             raise UserError(f"{end:,} tokens do not fit a cache of {self.max_tokens:,}; ask for fewer new tokens")
         for piece in tokens_BT.split(PIECE_TOKENS, dim=1):
-            x = self._feed_piece(piece, slice(rows.start, rows.stop), living)
+            starts = self.lengths[rows.start : rows.stop]
+            used = min(self.cells, max(starts) + piece.size(1))
+            x = self.append(piece, torch.tensor(starts, device=piece.device), first=first, used=used)
+            for slot in living:
+                self.lengths[slot] += piece.size(1)
         return self.model.head_of(x[:, -1:])[:, 0]
 
-    def _feed_piece(self, tokens_BT: Tensor, rows: slice, living: list[int]) -> Tensor:
-        batch, count = tokens_BT.shape
-        starts = torch.tensor(self.lengths[rows], device=tokens_BT.device)[:, None]
-        queries = starts + torch.arange(count, device=tokens_BT.device)
+    def append(
+        self, tokens_BT: Tensor, starts_B: Tensor, *, first: int, used: int, attend_over: AttendOver = attend_dense
+    ) -> Tensor:
+        """The stream (B, T, width) of at most a piece of tokens, at positions from `starts_B` on, in slots from `first`
+        on; their keys and values are in the cache afterwards. `used`: how many cells of a ring may hold something.
+        Asks the device for nothing, so that it may be recorded."""
+        (batch, count), device, rows = tokens_BT.shape, tokens_BT.device, slice(first, first + tokens_BT.size(0))
+        starts = starts_B[:, None]
+        queries = starts + torch.arange(count, device=device)
         opened = self.documents[rows].gather(1, (starts - 1) % self.cells) * (starts > 0)
         documents = document_ids(tokens_BT, self.model.end_of_text) + opened
-        ring = torch.arange(0, batch * self.cells, self.cells, device=tokens_BT.device)[:, None]
-        cells, used = (ring + queries % self.cells).flatten(), min(self.cells, max(self.lengths[rows]) + count)
+        ring = torch.arange(0, batch * self.cells, self.cells, device=device)[:, None]
+        cells = (ring + queries % self.cells).flatten()
 
         def write(cache: Tensor, new: Tensor) -> Tensor:
             """`new` (B, T, ...) into its cells; what queries may see, (B, used, ...)."""
@@ -78,20 +99,11 @@ class Decoder:
         mask = allowed(self.rule, q, k, q_doc, k_doc, self.window)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = self._cache_of(layer, k)
-            return attend_dense(q, write(keys, k), write(values, v), mask, scale=self.model.config.head_dim**-0.5)
+            keys, values = write(self.keys[layer], k), write(self.values[layer], v)
+            return attend_over(q, keys, values, mask, scale=self.model.config.head_dim**-0.5)
 
         turn = Turn(self.model.rotary_cos[queries], self.model.rotary_sin[queries])
-        x = self.model.stream(tokens_BT, attend, turn)
-        for slot in living:
-            self.lengths[slot] += count
-        return x
-
-    def _cache_of(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        if layer not in self.cache:
-            shape = (len(self.lengths), self.cells, *like.shape[2:])
-            self.cache[layer] = (like.new_zeros(shape), like.new_zeros(shape))
-        return self.cache[layer]
+        return self.model.stream(tokens_BT, attend, turn)
 
 
 @torch.no_grad()

@@ -1,7 +1,10 @@
-"""Turning logits into text: temperature, top-k, top-p, and a stream of tokens from a seed."""
+"""A stream of tokens, and of text, from a prompt and a seed."""
 
 import codecs
+import itertools
+import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,52 +12,61 @@ from torch import Tensor
 from paceline.data.tokenizer import Tokenizer
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.decode import Decoder, check_length, logits_without_cache
+from paceline.evaluate.draw import choose
+from paceline.evaluate.prepare import prepared
+from paceline.evaluate.steady import Steady
 from paceline.model.gpt import GPT
 
-COLDEST = 1e-6
-"""A lower temperature is greedy: logits divided by it would leave fp32."""
-
-
-def choose(logits_V: Tensor, config: SamplingConfig, generator: torch.Generator) -> int:
-    """One token id from the logits of one position."""
-    if config.temperature < COLDEST:
-        return int(logits_V.argmax())
-    logits, ids = likeliest(logits_V.float() / config.temperature, config.top_k)
-    probabilities = logits.softmax(0)
-    before = probabilities.cumsum(0) - probabilities  # mass of the likelier tokens
-    keep = before < config.top_p
-    keep[0] = True  # also where top_p rounds to 0
-    draw = torch.multinomial((probabilities * keep).cpu(), 1, generator=generator)
-    return int(ids[draw])
-
-
-def likeliest(logits_V: Tensor, top_k: int | None) -> tuple[Tensor, Tensor]:
-    """Logits and ids of the `top_k` likeliest tokens, the likeliest first, of equals the lower id first. To sort all
-    of a vocabulary takes longer than a layer of the demo, so only what reaches the least of them is sorted."""
-    if top_k is None or top_k >= logits_V.numel():
-        return torch.sort(logits_V, descending=True, stable=True)
-    ids = (logits_V >= logits_V.topk(top_k).values[-1]).nonzero()[:, 0]
-    logits, order = torch.sort(logits_V[ids], descending=True, stable=True)
-    return logits[:top_k], ids[order[:top_k]]
+LONG_ENOUGH = 64
+"""Tokens for which recording a graph pays; it takes about as long as so many."""
 
 
 def generate(
     model: GPT, prompt: list[int], config: SamplingConfig, *, window: int, new_tokens: int, cached: bool = True
 ) -> Iterator[int]:
-    """Up to `new_tokens` ids that follow the prompt, ending before an end-of-text. Draws come from a CPU generator of
-    their own, so a seed gives the same text on any device with the same logits."""
+    """Up to `new_tokens` ids that follow the prompt, ending before an end-of-text. A seed gives the
+    same text on any device with the same logits."""
     check_length(model, len(prompt) + new_tokens)
+    if cached and model.embeddings.token.device.type == "cuda" and new_tokens >= LONG_ENOUGH:
+        tokens = _steadily(model, prompt, Writing(config, random.Random(config.seed)), window, new_tokens)
+    else:
+        tokens = _one_by_one(model, prompt, Writing(config, random.Random(config.seed)), window, new_tokens, cached)
+    return itertools.takewhile(lambda token: token != model.end_of_text, tokens)
+
+
+@dataclass(frozen=True)
+class Writing:
+    """A `Text`."""
+
+    sampling: SamplingConfig
+    generator: random.Random
+
+
+def _one_by_one(
+    model: GPT, prompt: list[int], text: Writing, window: int, new_tokens: int, cached: bool
+) -> Iterator[int]:
     device = model.embeddings.token.device
-    generator = torch.Generator().manual_seed(config.seed)
     following = _cached(model, window, len(prompt) + new_tokens) if cached else _uncached(model, window)
     tokens = torch.tensor([prompt], device=device)
     for _ in range(new_tokens):
         logits = following(tokens)[0, : model.config.vocab_size]  # padding columns are no tokens
-        token = choose(logits, config, generator)
-        if token == model.end_of_text:
-            return
+        token = choose(logits, text.sampling, text.generator)
         yield token
         tokens = torch.tensor([[token]], device=device)
+
+
+def _steadily(model: GPT, prompt: list[int], text: Writing, window: int, new_tokens: int) -> Iterator[int]:
+    """The same with the next step launched before a token is known here."""
+    decoder = Decoder(prepared(model), window=window, max_tokens=len(prompt) + new_tokens)
+    steady = Steady(decoder)
+    logits = decoder.feed(torch.tensor([prompt], device=decoder.window.device))[0, : model.config.vocab_size]
+    token = choose(logits, text.sampling, text.generator)
+    steady.begin(0, token)
+    for _ in range(new_tokens - 1):
+        launched = steady.launch([text])
+        yield token
+        (token,) = launched.wait()
+    yield token
 
 
 def _cached(model: GPT, window: int, max_tokens: int) -> Callable[[Tensor], Tensor]:

@@ -20,7 +20,7 @@ from paceline.kernels.attention import (
 )
 from paceline.model.config import ModelConfig
 from paceline.model.dtypes import torch_dtype
-from paceline.model.linear import linear, matrix
+from paceline.model.linear import Product, linear, matrix
 from paceline.model.masks import MaskRule, allowed, block_lists, dense_mask
 from paceline.model.norm import rms_norm
 from paceline.model.ranges import Ranges, ranges_of
@@ -210,18 +210,18 @@ class SelfAttention(nn.Module):
         D), or None. Also returns this layer's own values, which the `residual` path hands to later layers."""
         return self.attend_from(self, x, stream, extra, turn, attend)
 
-    def add_output(self, stream: Tensor, y: Tensor) -> Tensor:
+    def add_output(self, stream: Tensor, y: Tensor, product: Product = linear) -> Tensor:
         """The last product and the sum, for attended values (B, T, H, D)."""
         scale = self.config.attention_branch_scale
-        branch = linear(y.flatten(-2), self.output, self.config.precision)
+        branch = product(y.flatten(-2), self.output, self.config.precision)
         return stream + (branch if scale == 1.0 else scale * branch)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, product: Product = linear) -> tuple[Tensor, Tensor, Tensor]:
         c, kv = self.config, self.config.kv_width
         if c.qkv == "fused":
-            q, k, v = linear(x, self.qkv, c.precision).split([c.width, kv, kv], dim=-1)
+            q, k, v = product(x, self.qkv, c.precision).split([c.width, kv, kv], dim=-1)
         else:
-            q, k, v = (linear(x, w, c.precision) for w in (self.query, self.key, self.value))
+            q, k, v = (product(x, w, c.precision) for w in (self.query, self.key, self.value))
         return (
             q.unflatten(-1, (c.num_heads, c.head_dim)),
             k.unflatten(-1, (c.kv_heads, c.head_dim)),
@@ -249,19 +249,25 @@ class SelfAttention(nn.Module):
         return rms_norm(x, c.qk_norm_eps) if c.qk_norm == "after_rotary" else x
 
 
-def make_heads(layer: SelfAttention, x: Tensor, extra: Tensor | None, turn: Turn) -> Heads:
+def make_heads(layer: SelfAttention, x: Tensor, extra: Tensor | None, turn: Turn, product: Product = linear) -> Heads:
     """The plain twin."""
-    q, k, v = layer.project(x)
+    q, k, v = layer.project(x, product)
     mixed = v if layer.config.value_path == "plain" else layer.mix_values(v, extra)
     return layer.position(q, turn), layer.position(k, turn), mixed, v
 
 
 def attend_from_plain(
-    layer: SelfAttention, x: Tensor, stream: Tensor, extra: Tensor | None, turn: Turn, attend: Attend
+    layer: SelfAttention,
+    x: Tensor,
+    stream: Tensor,
+    extra: Tensor | None,
+    turn: Turn,
+    attend: Attend,
+    product: Product = linear,
 ) -> tuple[Tensor, Tensor | None]:
     """The plain twin."""
-    q, k, v, own = make_heads(layer, x, extra, turn)
-    return layer.add_output(stream, attend(layer.layer, q, k, v)), own
+    q, k, v, own = make_heads(layer, x, extra, turn, product)
+    return layer.add_output(stream, attend(layer.layer, q, k, v), product), own
 
 
 def attend_from_named(name: str) -> AttendFrom:

@@ -1,5 +1,7 @@
 """Weight matrices without biases: stored in fp32, used in the compute format."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,3 +19,16 @@ def linear(x: Tensor, weight: Tensor, precision: PrecisionConfig) -> Tensor:
     """x Wᵀ in the compute format, whatever the formats of x and W; the result stays in that format."""
     dtype = torch_dtype(precision.compute)
     return F.linear(x.to(dtype), weight.to(dtype))
+
+
+Product = Callable[[Tensor, Tensor, PrecisionConfig], Tensor]
+"""As `linear`: who computes it."""
+
+
+def row_product(x: Tensor, weight: Tensor, precision: PrecisionConfig) -> Tensor:
+    """`linear`, of a single row as a sum of products: compiled, that is one kernel together with what precedes and
+    follows it. Uncompiled it would be slow."""
+    if x.numel() > x.size(-1):
+        return linear(x, weight, precision)
+    dtype = torch_dtype(precision.compute)
+    return (x.to(dtype)[..., None, :].float() * weight.to(dtype).float()).sum(-1).to(dtype)

@@ -25,7 +25,7 @@ from paceline.core.loopback import HOSTS, headers, host_of
 from paceline.data.tokenizer import Tokenizer
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.serving.answers import Answers, choice, error, model_card
-from paceline.evaluate.serving.batcher import Batcher, Stream
+from paceline.evaluate.serving.batcher import Stream, make_batcher
 from paceline.evaluate.serving.config import ServeConfig
 from paceline.evaluate.serving.engine import BusyError, Engine, Reply
 from paceline.evaluate.serving.page import page, policy
@@ -244,7 +244,7 @@ def make_engine(model: GPT, window: int, limits: ServeConfig) -> Engine:
         max_tokens = positions
     elif max_tokens > positions:
         raise UserError(f"--max-tokens {max_tokens:,}: the model has positions for {positions:,}; lower it")
-    batcher = Batcher(model, window=window, slots=limits.max_streams, max_tokens=max_tokens)
+    batcher = make_batcher(model, window=window, slots=limits.max_streams, max_tokens=max_tokens)
     return Engine(batcher, room=limits.max_streams + limits.max_queue)
 
 

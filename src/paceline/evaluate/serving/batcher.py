@@ -1,9 +1,13 @@
 """Many texts at once over one cache: streams join and leave between two steps, nobody waits for a batch to end.
 
 A step feeds one piece of one new prompt and one token of every text that has begun, so a long prompt delays the others
-by one piece at a time. Everything here is synchronous and belongs to one thread; `engine.py` is that thread.
+by one piece at a time. With a `Steady` step it launches the next token of every text before it reads the one before, so
+that the GPU works meanwhile; a text then gets its tokens one step later, and where it ends before that is known, one
+token more is made and forgotten. Everything here belongs to one thread; `engine.py` is that thread.
 """
 
+import functools
+import random
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,9 +17,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from paceline.core.probe import compiler
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.decode import PIECE_TOKENS, Decoder
-from paceline.evaluate.generate import choose
+from paceline.evaluate.draw import choose
+from paceline.evaluate.prepare import prepared
+from paceline.evaluate.steady import Ids, Steady
 from paceline.model.gpt import GPT
 
 Finish = Literal["stop", "length", "timeout", "error"]
@@ -37,10 +44,10 @@ class Stream:
     last: int = 0
     """The token to feed next, once the whole prompt is in the cache."""
     made: int = 0
-    generator: torch.Generator = field(default_factory=torch.Generator)
+    generator: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
-        self.generator.manual_seed(self.sampling.seed)
+        self.generator = random.Random(self.sampling.seed)
 
     @property
     def begun(self) -> bool:
@@ -58,10 +65,21 @@ class Event:
 
 class Batcher:
     def __init__(
-        self, model: GPT, *, window: int, slots: int, max_tokens: int, clock: Callable[[], float] = time.monotonic
+        self,
+        model: GPT,
+        *,
+        window: int,
+        slots: int,
+        max_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+        steady: Callable[[Decoder], Steady] | None = None,
     ) -> None:
+        """`steady` makes the step of texts that have begun; without it `Decoder.feed` and `choose` do."""
         self.model, self.clock = model, clock
         self.decoder = Decoder(model, window=window, max_tokens=max_tokens, slots=slots)
+        self.steady = None if steady is None else steady(self.decoder)
+        self.made_by_steady: tuple[Ids, list[Stream | None]] | None = None
+        """Launched and not yet read: ids, and whose they are."""
         self.waiting: deque[Stream] = deque()
         self.slots: list[Stream | None] = [None] * slots
         self.starting: deque[Stream] = deque()
@@ -95,13 +113,14 @@ class Batcher:
         events = [self._end(stream, "timeout") for stream in self._late()]
         self._admit()
         if any(stream.begun for stream in self.streams):
-            events += self._feed_tokens()
+            events += self._feed_tokens() if self.steady is None else self._feed_steadily(self.steady)
         if self.starting:
             events += self._feed_prompt(self.starting[0])
         return events
 
     def fail(self) -> list[Event]:
         """End everything after an error nobody foresaw."""
+        self.made_by_steady = None
         return [self._end(stream, "error") for stream in [*self.streams, *self.waiting]]
 
     def _late(self) -> list[Stream]:
@@ -123,7 +142,10 @@ class Batcher:
         if not stream.begun:
             return []
         self.starting.popleft()
-        return self._continue(stream, logits[0])
+        events = self._continue(stream, self._choose(stream, logits[0]))
+        if self.steady is not None and stream.slot is not None:
+            self.steady.begin(stream.slot, stream.last)
+        return events
 
     def _feed_tokens(self) -> list[Event]:
         live = [stream is not None and stream.begun for stream in self.slots]
@@ -131,11 +153,30 @@ class Batcher:
         tokens = [[0 if stream is None else stream.last] for stream in self.slots[:rows]]
         logits = self.decoder.feed(self._tensor(tokens), live=live[:rows])
         texts = [(stream, logits[row]) for row, stream in enumerate(self.slots[:rows]) if stream and live[row]]
-        return [event for stream, following in texts for event in self._continue(stream, following)]
+        return [event for stream, row in texts for event in self._continue(stream, self._choose(stream, row))]
 
-    def _continue(self, stream: Stream, logits: Tensor) -> list[Event]:
+    def _feed_steadily(self, steady: Steady) -> list[Event]:
+        """Launch the next tokens, then tell of those before. Who has ended or left meanwhile is passed over."""
+        ids, whose = self.made_by_steady or (None, [None] * len(self.slots))
+        live = [self._goes_on(stream, stream is not None and stream is whose[n]) for n, stream in enumerate(self.slots)]
+        self.made_by_steady = (steady.launch(live), live) if any(live) else None
+        tokens = [] if ids is None else ids.wait()
+        made = [
+            (stream, token) for stream, token in zip(whose, tokens, strict=False) if stream and stream.slot is not None
+        ]
+        return [event for stream, token in made for event in self._continue(stream, token)]
+
+    @staticmethod
+    def _goes_on(stream: Stream | None, in_flight: bool) -> Stream | None:
+        """The stream, if its next token is to be launched: one in flight may be its last."""
+        begun = stream is not None and stream.begun
+        return stream if stream is not None and begun and stream.made + in_flight < stream.new_tokens else None
+
+    def _choose(self, stream: Stream, logits: Tensor) -> int:
+        return choose(logits[: self.model.config.vocab_size], stream.sampling, stream.generator)
+
+    def _continue(self, stream: Stream, token: int) -> list[Event]:
         """The next token of one text, and its end if that is due: as `generate`, which ends before an end-of-text."""
-        token = choose(logits[: self.model.config.vocab_size], stream.sampling, stream.generator)
         if token == self.model.end_of_text:
             return [self._end(stream, "stop")]
         stream.last, stream.made = token, stream.made + 1
@@ -148,3 +189,13 @@ class Batcher:
 
     def _tensor(self, rows: list[list[int]]) -> Tensor:
         return torch.tensor(rows, device=self.decoder.window.device)
+
+
+def make_batcher(model: GPT, *, window: int, slots: int, max_tokens: int, compiled: bool = True) -> Batcher:
+    """On a GPU with a recorded step; that is `compiled` first where it is possible, which takes a while."""
+    device = model.embeddings.token.device.type
+    if device != "cuda":
+        return Batcher(model, window=window, slots=slots, max_tokens=max_tokens)
+    compiled = compiled and compiler(device).usable
+    steady = functools.partial(Steady, compiled=compiled)
+    return Batcher(prepared(model, compiled=compiled), window=window, slots=slots, max_tokens=max_tokens, steady=steady)

@@ -40,6 +40,20 @@ def show_gemm(result: dict[str, Any]) -> None:
     console.print(table)
 
 
+def show_sample(result: dict[str, Any]) -> None:
+    console = _console()
+    hardware = result["hardware"]
+    facts = {"model": result["model"], "on": str(hardware.get("gpu") or hardware.get("cpu")), "step": result["step"]}
+    console.print(_facts(facts))
+    table = _titled("\ntexts at once", "texts", "tokens/s", "of one", "first token", "start", "memory", "kernels")
+    for row in result["streams"]:
+        rates = (f"{row['tokens_per_s']:,.0f}", f"{row['tokens_per_s'] / row['streams']:,.0f}")
+        times = (f"{row['first_token_s']:.4f} s", f"{row['prepare_s']:.1f} s")
+        rest = (_number(row["peak_gib"], "{:.2f} GiB"), _number(row["kernels_per_step"], "{:g}"))
+        table.add_row(f"{row['streams']:,}", *rates, *times, *rest)
+    console.print(table)
+
+
 def _whose(result: dict[str, Any]) -> dict[str, str]:
     hardware = result["hardware"]
     return {
