@@ -6,6 +6,7 @@ Names, data and metrics of a task are the harness's business; `harness_model.py`
 import contextlib
 import difflib
 import numbers
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,15 +94,16 @@ def judge_tasks(
 
     from paceline.evaluate.harness_model import HarnessModel
 
-    found = simple_evaluate(
-        model=HarnessModel(run, most_tokens=most_tokens, progress=progress),
-        tasks=list(names),
-        task_manager=manager,
-        num_fewshot=fewshot,
-        limit=limit,
-        bootstrap_iters=BOOTSTRAP_DRAWS,
-        log_samples=False,
-    )
+    with contextlib.redirect_stdout(sys.stderr):  # where the harness prints, --json must be alone
+        found = simple_evaluate(
+            model=HarnessModel(run, most_tokens=most_tokens, progress=progress),
+            tasks=list(names),
+            task_manager=manager,
+            num_fewshot=fewshot,
+            limit=limit,
+            bootstrap_iters=BOOTSTRAP_DRAWS,
+            log_samples=False,
+        )
     assert found is not None  # only another rank than the first gets nothing
     return [_result(found, name) for name in found["results"]]
 
