@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.errors import ConfigError, UserError
 from paceline.evaluate.load import LoadedRun
 from paceline.evaluate.score import Progress
 
@@ -39,7 +39,7 @@ def open_tasks(names: Sequence[str], folder: Path | None) -> "TaskManager":
     try:
         from lm_eval.tasks import TaskManager
     except ImportError as error:
-        raise PacelineError(f"--tasks needs lm-evaluation-harness ({error}); pip install 'paceline[eval]'") from None
+        raise UserError(f"--tasks needs lm-evaluation-harness ({error}); pip install 'paceline[eval]'") from None
     with _named("--tasks-dir", folder):
         manager = TaskManager(include_path=folder, include_defaults=folder is None)
     for name in names:
