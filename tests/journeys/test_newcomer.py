@@ -1,5 +1,6 @@
 """A newcomer's path: the wheel into an empty environment, then train, evaluate, sample, export, and the same tokens
-from transformers. Nothing of this tree or of the tests' environment is within reach."""
+from transformers. Nothing of this tree or of the tests' environment is within reach. That takes about 110 s of
+processor time, 31 of them for installing."""
 
 import json
 import os
