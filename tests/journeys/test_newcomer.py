@@ -5,8 +5,10 @@ processor time, 31 of them for installing."""
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -73,7 +75,7 @@ class Newcomer:
 
 
 @pytest.fixture(scope="module")
-def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Newcomer:
+def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
     """With the wheel and what it asks for, in the versions that were tested."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
@@ -83,7 +85,8 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Newcomer:
         pytest.skip("there is no package index to install from")
     [wheel] = build(tmp_path_factory.mktemp("tree"), "--wheel").glob("*.whl")
     found.said("pip", "install", *pinned, "--no-compile", f"{wheel}[hf]")
-    return found
+    yield found
+    shutil.rmtree(folder)  # a gigabyte, which pytest would keep for three sessions
 
 
 @pytest.fixture(scope="module")
