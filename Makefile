@@ -10,12 +10,14 @@ TESTS := $(BIN)/python -m pytest
 environment: .venv/.made
 
 .venv/.made: pyproject.toml constraints.txt
+	@echo "installing paceline and what it needs into .venv: minutes, once"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch .venv/.made
 
 demo: environment  ## train the demo preset on the CPU, end with a sample and a report page
 	$(BIN)/paceline train demo
+	@echo "next: $(BIN)/paceline sample latest --prompt 'Return the'"
 
 test: environment  ## the default suite: offline, about 5 minutes on 2 cores
 	$(TESTS) -n 2 --dist loadfile

@@ -2,9 +2,7 @@
 
 import os
 import re
-import shutil
 import subprocess
-import sys
 import sysconfig
 import tarfile
 import tomllib
@@ -14,19 +12,10 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from built import ROOT, SHIPPED, build
 from paceline import __version__
 
-ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "paceline"
-SHIPPED = (
-    "LICENSE",
-    "README.md",
-    "CHANGELOG.md",
-    "CITATION.cff",
-    "CONTRIBUTING.md",
-    "constraints.txt",
-    "pyproject.toml",
-)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -70,18 +59,7 @@ def test_the_environment_of_the_tests_is_pinned_in_order() -> None:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the archive and the wheel that is made from it, built from a copy of the tree."""
-    tree = tmp_path_factory.mktemp("tree")
-    for name in (*SHIPPED, "MANIFEST.in", "Makefile"):
-        shutil.copy(ROOT / name, tree)
-    shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    # without isolation: tests have no network to fetch the build's own requirements from
-    done = subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", str(tree)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Deprecat" not in done.stdout + done.stderr
-    return tree / "dist"
+    return build(tmp_path_factory.mktemp("tree"))
 
 
 @pytest.mark.slow

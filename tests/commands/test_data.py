@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,15 @@ def test_prepare_warns_when_a_side_is_empty(tmp_path: Path, capsys: pytest.Captu
     args = PrepareArgs(inputs=(str(path),), out=str(tmp_path / "out"), tokenizer="bytes")
     assert run_prepare(args) == 0
     assert "no document went to val" in capsys.readouterr().out
+
+
+def test_prepare_says_how_few_documents_give_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_jsonl(tmp_path / "in.jsonl", [f"document {number}" for number in range(15)])
+    args = PrepareArgs(inputs=(str(path),), out=str(tmp_path / "out"), tokenizer="bytes")
+    assert run_prepare(args) == 0
+    assert "a run needs both: --val-share 0.2 --overwrite takes about 3 of 15" in capsys.readouterr().out
+    assert run_prepare(replace(args, val_share=0.2, overwrite=True)) == 0
+    assert "no document" not in capsys.readouterr().out
 
 
 def test_a_sound_folder_verifies(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

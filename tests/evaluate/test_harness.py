@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.errors import ConfigError, UserError
 from paceline.data.tokenizer import Tokenizer
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.generate import generate
@@ -202,5 +202,5 @@ def test_a_task_that_runs_what_the_model_writes_is_refused(task_folder: Path, tm
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
-    with pytest.raises(PacelineError, match=r"pip install 'paceline\[eval\]'"):
+    with pytest.raises(UserError, match=r"pip install 'paceline\[eval\]'"):
         open_tasks(["arc_easy"], None)

@@ -62,6 +62,14 @@ def only_run(folder: Path) -> dict[str, Any]:
     return run
 
 
+def test_notes_of_a_run_are_folded_unless_it_is_unfinished(tmp_path: Path) -> None:
+    choice = "attention reference: our kernels need a GPU"
+    finished = text_of([write_run(tmp_path / "a", steps=40, notes=(choice,))], tmp_path / "a.html")
+    assert f"<details><summary>Notes on the card (1)</summary><ul><li>{choice}.</li></ul></details>" in finished
+    unfinished = text_of([write_run(tmp_path / "b", steps=40, done=20, notes=(choice,))], tmp_path / "b.html")
+    assert "<details open><summary>Notes on the card (1)</summary>" in unfinished
+
+
 def test_nothing_is_loaded_from_anywhere(tmp_path: Path) -> None:
     text = text_of([write_run(tmp_path / "run", steps=40)], tmp_path / "page.html")
     assert Reader(text).points == []

@@ -82,6 +82,8 @@ def test_tabs_are_reached_and_turned_by_keyboard(one: Opened) -> None:
     page.mouse.move(0, 0)
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Notes on the card (1)"
+    page.keyboard.press("Tab")
     seen = []
     for _ in range(4):
         seen.append((page.evaluate("document.activeElement.textContent"), chart_text(page)))

@@ -180,7 +180,15 @@ def _print_summary(manifest: "DatasetManifest", out: Path, seconds: float) -> No
         print(f"left out: {manifest.skipped:,} bad records")
     for side, tokens in (("train", train), ("val", val)):
         if not tokens and (side == "train" or manifest.options.val_share):
-            print(f"no document went to {side}: give more documents or change --val-share {manifest.options.val_share}")
+            print(f"no document went to {side}, and a run needs both: {_remedy(side, manifest)}")
+
+
+def _remedy(side: str, manifest: "DatasetManifest") -> str:
+    """Sides are chosen by a hash, so a share that takes three documents of a few leaves none with a chance of 5 %."""
+    if side == "train" or manifest.documents < 6:
+        return f"give more documents or change --val-share {manifest.options.val_share}"
+    share = 3 / manifest.documents
+    return f"--val-share {share:.2g} --overwrite takes about 3 of {manifest.documents:,}"
 
 
 def _print_json(value: Any) -> None:

@@ -6,12 +6,13 @@ Names, data and metrics of a task are the harness's business; `harness_model.py`
 import contextlib
 import difflib
 import numbers
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.errors import ConfigError, UserError
 from paceline.evaluate.load import LoadedRun
 from paceline.evaluate.score import Progress
 
@@ -38,7 +39,7 @@ def open_tasks(names: Sequence[str], folder: Path | None) -> "TaskManager":
     try:
         from lm_eval.tasks import TaskManager
     except ImportError as error:
-        raise PacelineError(f"--tasks needs lm-evaluation-harness ({error}); pip install 'paceline[eval]'") from None
+        raise UserError(f"--tasks needs lm-evaluation-harness ({error}); pip install 'paceline[eval]'") from None
     with _named("--tasks-dir", folder):
         manager = TaskManager(include_path=folder, include_defaults=folder is None)
     for name in names:
@@ -93,15 +94,16 @@ def judge_tasks(
 
     from paceline.evaluate.harness_model import HarnessModel
 
-    found = simple_evaluate(
-        model=HarnessModel(run, most_tokens=most_tokens, progress=progress),
-        tasks=list(names),
-        task_manager=manager,
-        num_fewshot=fewshot,
-        limit=limit,
-        bootstrap_iters=BOOTSTRAP_DRAWS,
-        log_samples=False,
-    )
+    with contextlib.redirect_stdout(sys.stderr):  # where the harness prints, --json must be alone
+        found = simple_evaluate(
+            model=HarnessModel(run, most_tokens=most_tokens, progress=progress),
+            tasks=list(names),
+            task_manager=manager,
+            num_fewshot=fewshot,
+            limit=limit,
+            bootstrap_iters=BOOTSTRAP_DRAWS,
+            log_samples=False,
+        )
     assert found is not None  # only another rank than the first gets nothing
     return [_result(found, name) for name in found["results"]]
 

@@ -59,7 +59,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: object, code: int = 2) -
 def test_transformers_loads_it_and_writes_the_same_text(trained: Path, hf: Path) -> None:
     assert {path.name for path in hf.iterdir()} == HF_FILES
     assert len({path.stat().st_mode for path in hf.iterdir()}) == 1  # whoever may read one may read all
-    tokenizer = AutoTokenizer.from_pretrained(hf, trust_remote_code=True)
+    tokenizer = AutoTokenizer.from_pretrained(hf, trust_remote_code=True, add_bos_token=True)
     model, report = AutoModelForCausalLM.from_pretrained(hf, trust_remote_code=True, output_loading_info=True)
     assert not any(report.values())
     prompts = ["the cat", "birds sing in the morning. " * 9]  # the second is longer than a block
@@ -68,6 +68,12 @@ def test_transformers_loads_it_and_writes_the_same_text(trained: Path, hf: Path)
     ours, greedy = load_run(str(trained), device="cpu"), SamplingConfig(temperature=0.0)
     for prompt, text in zip(prompts, texts, strict=True):
         assert text == sample_text(ours.model, ours.tokenizer, prompt, greedy, window=ours.window, new_tokens=30)
+
+
+def test_other_programs_are_told_the_length_of_training(hf: Path) -> None:
+    """Past it, positions exist that no token was ever trained at; lm-evaluation-harness cuts texts to what it reads."""
+    assert json.loads((hf / "config.json").read_text())["max_position_embeddings"] == 256
+    assert json.loads((hf / "tokenizer_config.json").read_text())["model_max_length"] == 256
 
 
 def test_a_loaded_model_can_be_saved_and_loaded_again(hf: Path, tmp_path: Path) -> None:

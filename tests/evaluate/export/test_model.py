@@ -29,8 +29,8 @@ every_unit = pytest.mark.parametrize("unit", WINDOWS)
 
 def exported(model: GPT, *, window: int) -> PacelineForCausalLM:
     """The model as transformers would load it, without the way over files."""
-    config = PacelineConfig(**hf_config(model.config, window=window, end_of_text=model.end_of_text))
-    other = PacelineForCausalLM(config)
+    written = hf_config(model.config, sequence_tokens=256, window=window, end_of_text=model.end_of_text)
+    other = PacelineForCausalLM(PacelineConfig(**written))
     other.load_state_dict(hf_weights(model.config, model.state_dict()))
     other.generation_config.update(**generation_config(model.config, end_of_text=model.end_of_text))
     return other.eval()

@@ -1,4 +1,4 @@
-"""transformers gives our ids for every text, after an end-of-text, and gives every text back."""
+"""transformers gives our ids for every text, opened by end-of-text if that is asked for, and every text back."""
 
 from pathlib import Path
 
@@ -21,16 +21,16 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return ours, loaded(ours, folder)
 
 
-def loaded(tokenizer: Tokenizer, folder: Path) -> PreTrainedTokenizerFast:
+def loaded(tokenizer: Tokenizer, folder: Path, **settings: bool) -> PreTrainedTokenizerFast:
     write_json(folder / "tokenizer.json", library_tokenizer(tokenizer))
     write_json(folder / "tokenizer_config.json", tokenizer_config(1024))
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+    return PreTrainedTokenizerFast.from_pretrained(folder, **settings)
 
 
 def check(both: tuple[Tokenizer, PreTrainedTokenizerFast], text: str) -> None:
     ours, theirs = both
     ids = theirs(text)["input_ids"]
-    assert ids == [ours.end_of_text, *ours.encode(text)]
+    assert ids == ours.encode(text)
     assert theirs.decode(ids, skip_special_tokens=True) == text
 
 
@@ -48,10 +48,19 @@ def test_any_text_is_encoded_alike(both: tuple[Tokenizer, PreTrainedTokenizerFas
 def test_batches_are_padded_on_the_left_by_end_of_text(both: tuple[Tokenizer, PreTrainedTokenizerFast]) -> None:
     ours, theirs = both
     batch = theirs(["the", "the theory of the thing"], padding=True)
-    short = [ours.end_of_text, *ours.encode("the")]
+    short = ours.encode("the")
     filled = len(batch["input_ids"][0]) - len(short)
     assert batch["input_ids"][0] == [ours.end_of_text] * filled + short
     assert batch["attention_mask"][0] == [0] * filled + [1] * len(short)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_tokenizer_opens_texts_if_asked(name: str, tmp_path: Path) -> None:
+    ours, theirs = TOKENIZERS[name], loaded(TOKENIZERS[name], tmp_path, add_bos_token=True)
+    for text in ("", "the theory", "<|endoftext|>"):
+        ids = theirs(text)["input_ids"]
+        assert ids == [ours.end_of_text, *ours.encode(text)]
+        assert theirs.decode(ids, skip_special_tokens=True) == text
 
 
 def test_merges_are_found_again_in_the_order_of_the_ids() -> None:

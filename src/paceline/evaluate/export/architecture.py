@@ -19,8 +19,9 @@ DTYPES: dict[DType, str] = {"fp32": "float32", "bf16": "bfloat16"}
 ARCHITECTURE = "PacelineForCausalLM"
 
 
-def hf_config(model: ModelConfig, *, window: int, end_of_text: int) -> dict[str, Any]:
-    """config.json. Weights are loaded in float32, which holds every number of a checkpoint."""
+def hf_config(model: ModelConfig, *, sequence_tokens: int, window: int, end_of_text: int) -> dict[str, Any]:
+    """config.json. Weights are loaded in float32, which holds every number of a checkpoint. `sequence_tokens`: of
+    training, which other programs take as the most to give the model at once, as `paceline evaluate` does."""
     attention = [layer not in model.attentionless for layer in range(model.num_layers)]
     return {
         "model_type": "paceline",
@@ -50,7 +51,7 @@ def hf_config(model: ModelConfig, *, window: int, end_of_text: int) -> dict[str,
         "rotary_frequency_dtype": DTYPES[model.rotary.frequency_dtype],
         "rotary_table_dtype": DTYPES[model.rotary.table_dtype],
         "rotary_in_fp32": model.rotary.arithmetic == "fp32",
-        "max_position_embeddings": model.rotary.max_tokens,
+        "max_position_embeddings": sequence_tokens,
         "tied_head": model.tied_head,
         "embedding_norm": model.embedding_norm,
         "x0_mix": model.x0_mix,

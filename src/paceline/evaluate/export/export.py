@@ -45,10 +45,12 @@ def check_free(out: Path) -> None:
 
 def _write_hf(saved: SavedRun, folder: Path) -> None:
     model, end_of_text = saved.config.model, saved.config.data.end_of_text
+    length = saved.config.batch.sequence_tokens
     tokenizer, card = _tokenizer_of(saved), read_card(saved.folder.path)
     write_json(folder / "tokenizer.json", library_tokenizer(tokenizer))
-    write_json(folder / "tokenizer_config.json", tokenizer_config(model.rotary.max_tokens))
-    write_json(folder / "config.json", hf_config(model, window=saved.window, end_of_text=end_of_text))
+    write_json(folder / "tokenizer_config.json", tokenizer_config(length))
+    config = hf_config(model, sequence_tokens=length, window=saved.window, end_of_text=end_of_text)
+    write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", generation_config(model, end_of_text=end_of_text))
     (folder / "README.md").write_text(model_card(card, step=saved.checkpoint.step), encoding="utf-8")
     for name in MODEL_FILES:

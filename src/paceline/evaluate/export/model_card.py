@@ -13,14 +13,14 @@ USE = """## Use
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-tokenizer = AutoTokenizer.from_pretrained(".", trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained(".", trust_remote_code=True, add_bos_token=True)
 model = AutoModelForCausalLM.from_pretrained(".", trust_remote_code=True)
 prompts = tokenizer(["A first prompt", "Another one, which is longer"], padding=True, return_tensors="pt")
 print(tokenizer.batch_decode(model.generate(**prompts, max_new_tokens=50), skip_special_tokens=True))
 ```
 
-The tokenizer opens every text with end-of-text, as in training. The model runs the code in `modeling_paceline.py`,
-which needs torch and transformers only.
+`add_bos_token=True` opens every text with end-of-text, as documents did in training. The model runs the code in
+`modeling_paceline.py`, which needs torch and transformers only.
 """
 
 

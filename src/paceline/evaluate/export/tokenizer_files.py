@@ -1,7 +1,9 @@
 """Our tokenizers as files that transformers loads: tokenizer.json of the tokenizers library, and its settings.
 
-All three kinds are byte-level BPEs there; raw bytes are one without merges. End-of-text goes before every text, as
-`paceline sample` does it, and is never spelled by a text, as in training.
+All three kinds are byte-level BPEs there; raw bytes are one without merges. A text's ids are its own, as GPT-2's
+tokenizer gives them, so that lm-evaluation-harness asks the exported model what it asks ours; with end-of-text before
+every text it would count that token's loss in a perplexity. `add_bos_token=True`, when the tokenizer is loaded, opens
+texts as `paceline sample` does. No text spells end-of-text, as in training.
 """
 
 import itertools
@@ -15,7 +17,7 @@ Pair = tuple[bytes, bytes]
 
 
 def library_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """tokenizer.json: gives the ids of `tokenizer` for every text, after an end-of-text."""
+    """tokenizer.json: gives the ids of `tokenizer` for every text."""
     import tokenizers
 
     letters = byte_letters()
@@ -32,16 +34,11 @@ def library_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
     library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words)
     library.decoder = tokenizers.decoders.ByteLevel()
     library.add_special_tokens([END_OF_TEXT])
-    library.post_processor = tokenizers.processors.TemplateProcessing(
-        single=f"{END_OF_TEXT} $A",
-        pair=f"{END_OF_TEXT} $A {END_OF_TEXT} $B",
-        special_tokens=[(END_OF_TEXT, tokenizer.end_of_text)],
-    )
     found: dict[str, Any] = json.loads(library.to_str())
     return found
 
 
-def tokenizer_config(max_tokens: int) -> dict[str, Any]:
+def tokenizer_config(sequence_tokens: int) -> dict[str, Any]:
     """tokenizer_config.json. Batches are padded on the left, where generation wants it; `split_special_tokens` keeps
     the characters of end-of-text ordinary text."""
     return {
@@ -50,7 +47,7 @@ def tokenizer_config(max_tokens: int) -> dict[str, Any]:
         "eos_token": END_OF_TEXT,
         "pad_token": END_OF_TEXT,
         "padding_side": "left",
-        "model_max_length": max_tokens,
+        "model_max_length": sequence_tokens,
         "split_special_tokens": True,
         "clean_up_tokenization_spaces": False,
     }

@@ -14,7 +14,7 @@ def about(subject: Subject, title: str) -> list[Node]:
         element("p", _about_many(subject), class_="quiet") if len(subject.runs) > 1 else None,
         _listed(subject.left_out, "Left out, because it cannot be read"),
         _listed([*subject.notes, *([] if subject.only else remarks(subject))], "Before reading on"),
-        None if subject.only else _notes(subject.runs),
+        _notes(subject.runs),
     ]
 
 
@@ -25,8 +25,7 @@ def _about_run(run: Run) -> Markup:
     if not card.finished:
         state = element("span", f"Unfinished: {run.steps_done:,} of {card.steps:,} steps. ", class_="unfinished")
     began = card.started[:16].replace("T", " ")
-    notes = [element("span", f"Note: {note.rstrip('.')}. ", class_="note") for note in card.notes]
-    return element("p", kind, f", started {began}. ", state, *notes, class_="quiet")
+    return element("p", kind, f", started {began}. ", state, class_="quiet")
 
 
 def _about_many(subject: Subject) -> str:
@@ -37,17 +36,22 @@ def _about_many(subject: Subject) -> str:
 
 
 def _notes(runs: Sequence[Run]) -> Markup | None:
-    """Each note of a card once, with who has it."""
+    """Each note of a card once, with who has it. Most say what a machine chose, so they are folded, unless a single
+    run is unfinished and they may say why."""
     notes = list(dict.fromkeys(note for run in runs for note in run.card.notes))
     if not notes:
         return None
-    items = [element("li", f"{_owners(runs, note)}: {note.rstrip('.')}.") for note in notes]
-    return element("details", element("summary", f"Notes on the cards ({len(notes)})"), element("ul", *items))
+    items = [element("li", f"{_owners(runs, note)}{note.rstrip('.')}.") for note in notes]
+    title = f"Notes on the card{'s' if len(runs) > 1 else ''} ({len(notes)})"
+    unfinished = len(runs) == 1 and not runs[0].card.finished
+    return element("details", element("summary", title), element("ul", *items), open=unfinished)
 
 
 def _owners(runs: Sequence[Run], note: str) -> str:
+    if len(runs) == 1:
+        return ""
     owners = [run.label for run in runs if note in run.card.notes]
-    return f"All {len(runs)} runs" if len(owners) == len(runs) else some(owners)
+    return f"All {len(runs)} runs: " if len(owners) == len(runs) else f"{some(owners)}: "
 
 
 def _listed(sentences: Sequence[str], title: str) -> Markup | None:
