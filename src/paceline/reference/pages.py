@@ -82,7 +82,7 @@ def _text(field: Described) -> str:
 
 def commands_page() -> str:
     intro = (
-        "`paceline VERB --help` prints the same. The exit code is 0 on success, 1 on a failure and 2 on a mistake in "
+        "`--help` behind a verb prints the same. The exit code is 0 on success, 1 on a failure and 2 on a mistake in "
         "what was asked, told in one line. An option whose default is – must be given."
     )
     rows = [(f"[`{name}`](#paceline-{name.replace(' ', '-')})", verb.summary) for name, verb in VERBS.items()]
@@ -141,7 +141,7 @@ def _function(function: Any) -> str:
 
 
 def _head_and_text(function: Any) -> tuple[str, str]:
-    return f"```python\n{head(function)}\n```", _paragraphs_of(function.__doc__)
+    return f"```py\n{head(function)}\n```", _paragraphs_of(function.__doc__)
 
 
 def _class(cls: type) -> str:
