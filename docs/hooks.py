@@ -26,7 +26,7 @@ def on_config(config: MkDocsConfig) -> None:
     """Fill in the cards by topic."""
     cards = [
         "techniques/index.md",
-        *({topic: [f"techniques/{card.key}.md" for card in group]} for topic, group in TOPICS.items()),
+        *({topic: [{card.title: f"techniques/{card.key}.md"} for card in group]} for topic, group in TOPICS.items()),
     ]
     config.nav = [{"Techniques": cards} if "Techniques" in entry else entry for entry in config.nav or []]
 
