@@ -117,10 +117,12 @@ def address(site: Path) -> Iterator[str]:
 def test_search_finds_a_setting_in_a_browser_without_a_complaint(address: str) -> None:
     with started() as browser:
         shown = opened(browser, address)
+        shown.page.set_default_timeout(60_000)  # on a busy machine the index is read slowly
         shown.page.locator(".md-search__input").click()
-        shown.page.locator(".md-search__input").fill("softcap")
+        shown.page.locator(".md-search-result__meta", has_text="Type to start searching").wait_for()
+        shown.page.locator(".md-search__input").press_sequentially("softcap")
         found = shown.page.locator(".md-search-result__link").first
-        found.wait_for(timeout=20_000)
+        found.wait_for()
         assert "softcap" in (found.text_content() or "").lower()
         found.click()
         shown.page.wait_for_url("**softcap**")
