@@ -32,8 +32,9 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Add a page for every file and folder of the repository that a page links to."""
-    linked = {path for page in files.documentation_pages() for path in _outside(page)}
+    """Add a page for every file and folder of the repository that a page links to. MkDocs warns of one that is missing,
+    since its link then leads to no page."""
+    linked = {path for page in files.documentation_pages() for path in _outside(page) if (ROOT / path).exists()}
     below = {file for path in linked for file in _files_in(path)}
     for path in sorted(linked | below):
         files.append(File.generated(config, _page_of(path), content=_shown(path)))
