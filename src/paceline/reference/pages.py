@@ -61,7 +61,9 @@ def _sections(cls: Any, prefix: str) -> Iterator[str]:
     """The leaves of a config as a table, then a section for each config inside it."""
     fields = [field for field in described(cls) if not HIDDEN & set(field.marks)]
     leaves = [field for field in fields if not dataclasses.is_dataclass(field.hint)]
-    rows = [(f"`{prefix}{f.name}`", type_in_words(f.hint), default_in_words(f.default), _text(f)) for f in leaves]
+    rows = [
+        (f"`{prefix}{f.name}`", type_in_words(f.hint), default_in_words(f.default), escaped(f.text)) for f in leaves
+    ]
     source = f"[{source_of(cls)}](../../src/{source_of(cls)})"
     yield paragraphs(
         f"## {prefix.removesuffix('.') or 'The run'}",
@@ -71,10 +73,6 @@ def _sections(cls: Any, prefix: str) -> Iterator[str]:
     for field in fields:
         if dataclasses.is_dataclass(field.hint):
             yield from _sections(field.hint, f"{prefix}{field.name}.")
-
-
-def _text(field: Described) -> str:
-    return escaped(field.text)
 
 
 # ---- commands
@@ -91,10 +89,9 @@ def commands_page() -> str:
 
 def _command(name: str) -> str:
     cls, text = COMMANDS[name]
-    options = list(_options(cls, ""))
     takes_config = any(field.hint is RunConfig for field in described(cls))
     settings = "Every [setting](settings.md) is a flag, too." if takes_config else None
-    shown = table(("option", "value", "default", "what it does"), options) if options else None
+    shown = table(("option", "value", "default", "what it does"), _options(cls, ""))
     return paragraphs(f"## paceline {name}", *map(_help_paragraph, text.split("\n\n")), shown, settings)
 
 
@@ -111,7 +108,7 @@ def _options(cls: Any, prefix: str) -> Iterator[tuple[str, str, str, str]]:
                 yield from _options(field.hint, prefix if BARE & set(field.marks) else f"{prefix}{field.name}.")
         else:
             value = "" if field.hint is bool else type_in_words(field.hint)
-            yield _flag(field, prefix), value, default_in_words(field.default), _text(field)
+            yield _flag(field, prefix), value, default_in_words(field.default), escaped(field.text)
 
 
 def _flag(field: Described, prefix: str) -> str:
@@ -155,7 +152,7 @@ def _fields(cls: type) -> str | None:
     if not dataclasses.is_dataclass(cls):
         return None
     rows = [
-        (f"`{field.name}`", type_in_words(field.hint), default_in_words(field.default), _text(field))
+        (f"`{field.name}`", type_in_words(field.hint), default_in_words(field.default), escaped(field.text))
         for field in described(cls)
     ]
     return table(("field", "type", "default", "what it is"), rows)
