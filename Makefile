@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TESTS := $(BIN)/python -m pytest
 
-.PHONY: demo test test-all journeys soak lint bench environment clean
+.PHONY: demo test test-all journeys soak lint bench site environment clean
 
 environment: .venv/.made
 
@@ -39,6 +39,9 @@ lint: environment  ## style, formatting, types
 
 bench: environment  ## the demo three times, figures to benchmarks/results/
 	$(BIN)/python benchmarks/demo.py --out benchmarks/results/demo-cpu.json
+
+site: environment  ## the pages in docs/ as a site in site/, for any static host; a warning fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf .venv runs build dist site

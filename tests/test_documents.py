@@ -58,7 +58,7 @@ INLINE = re.compile(r"`((?:paceline|make|torchrun) [^`\n]+)`")
 TORCHRUN = re.compile(r"torchrun (?:--[a-z-]+ \S+ )*-m paceline\.cli ")
 
 
-GENERATED = sorted((ROOT / "docs" / "techniques").glob("*.md"))
+GENERATED = sorted(path for room in ("techniques", "reference") for path in (ROOT / "docs" / room).glob("*.md"))
 """tests/lab takes each switch command of a card apart and compares the config that it gives."""
 
 
@@ -108,14 +108,15 @@ def test_a_documented_command_parses(command: str) -> None:
 
 @pytest.mark.parametrize("page", [path for path in DOCUMENTS if path not in GENERATED], ids=lambda path: path.name)
 def test_links_lead_to_files(page: Path) -> None:
-    """Those of the generated pages are followed in tests/lab."""
+    """Those of the generated pages are followed in tests/lab and tests/reference."""
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 def test_every_page_is_reached_from_the_map() -> None:
-    text = (ROOT / "docs" / "README.md").read_text()
-    assert [path.name for path in (ROOT / "docs").glob("*.md") if f"({path.name})" not in text] == ["README.md"]
+    docs = ROOT / "docs"
+    pages = [path.relative_to(docs).as_posix() for path in (*docs.glob("*.md"), *(docs / "reference").glob("*.md"))]
+    assert [page for page in pages if f"({page})" not in (docs / "README.md").read_text()] == ["README.md"]
     assert "(docs/README.md)" in (ROOT / "README.md").read_text()
 
 

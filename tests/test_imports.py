@@ -8,8 +8,8 @@ from pathlib import Path
 import paceline
 
 ROOT = Path(paceline.__file__).parent
-LAYERS = ["cli", ("commands", "library"), "lab", "report", "recipes", "train", "evaluate", "checkpoint", "parallel",
-          "metrics", ("model", "optim", "data"), "kernels", "core"]  # fmt: skip
+LAYERS = ["reference", "cli", ("commands", "library"), "lab", "report", "recipes", "train", "evaluate", "checkpoint",
+          "parallel", "metrics", ("model", "optim", "data"), "kernels", "core"]  # fmt: skip
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in ([layer] if isinstance(layer, str) else layer)}
 
 

@@ -11,27 +11,28 @@ import pytest
 from paceline.core.errors import PacelineError, UserError
 from paceline.lab import cards
 from paceline.lab.claims import claims
+from paceline.lab.pages import DOCS
 from paceline.lab.results import files_of
 from paceline.lab.technique import command
 from paceline.lab.techniques import TECHNIQUES
 
 ROOT = Path(__file__).parents[2]
-PAGES = cards.pages()
+PAGES = cards.WRITTEN.pages()
 
 
 def test_the_pages_in_docs_are_what_the_tables_say() -> None:
-    assert cards.DOCS == ROOT / "docs"
-    assert cards.main(["--check"]) == 0
+    assert DOCS == ROOT / "docs"
+    assert cards.WRITTEN.main(["--check"]) == 0
 
 
 @pytest.fixture
 def docs(tmp_path: Path) -> Path:
-    cards.main(["--docs", str(tmp_path)])
+    cards.WRITTEN.main(["--docs", str(tmp_path)])
     return tmp_path
 
 
 def test_written_pages_pass_the_check(docs: Path) -> None:
-    assert cards.main(["--check", "--docs", str(docs)]) == 0
+    assert cards.WRITTEN.main(["--check", "--docs", str(docs)]) == 0
     assert {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} == set(PAGES)
 
 
@@ -45,22 +46,22 @@ def test_a_page_that_differs_or_is_missing_is_named_and_then_mended(page: str, d
     assert callable(damage)
     damage(docs / page)
     with pytest.raises(PacelineError, match=re.escape(str(docs / page))):
-        cards.main(["--check", "--docs", str(docs)])
-    cards.main(["--docs", str(docs)])
-    assert cards.main(["--check", "--docs", str(docs)]) == 0
+        cards.WRITTEN.main(["--check", "--docs", str(docs)])
+    cards.WRITTEN.main(["--docs", str(docs)])
+    assert cards.WRITTEN.main(["--check", "--docs", str(docs)]) == 0
 
 
 def test_the_card_of_a_technique_that_is_gone_goes_too(docs: Path) -> None:
     shutil.copy(docs / "techniques/softcap.md", docs / "techniques/gone.md")
     with pytest.raises(PacelineError, match=r"gone\.md"):
-        cards.main(["--check", "--docs", str(docs)])
-    cards.main(["--docs", str(docs)])
+        cards.WRITTEN.main(["--check", "--docs", str(docs)])
+    cards.WRITTEN.main(["--docs", str(docs)])
     assert not (docs / "techniques/gone.md").exists()
 
 
 def test_without_a_docs_folder_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
-        cards.main(["--docs", str(tmp_path / "none")])
+        cards.WRITTEN.main(["--docs", str(tmp_path / "none")])
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -120,5 +121,5 @@ def test_tables_have_as_many_cells_in_every_row() -> None:
 
 
 def test_making_the_pages_needs_no_torch() -> None:
-    code = "import sys, paceline.lab.cards as c; c.pages(); sys.exit('torch' in sys.modules)"
+    code = "import sys, paceline.lab.cards as c; c.WRITTEN.pages(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

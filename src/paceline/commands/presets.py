@@ -9,6 +9,13 @@ from paceline.core.schema import Change, changes
 from paceline.recipes.catalogue import CatalogueEntry, catalogue
 from paceline.recipes.presets import preset
 
+PRESETS_HELP = """List the presets: what each one is, how large, how long, and what it changed.
+
+example: paceline presets"""
+DIFF_HELP = """What changed between two presets.
+
+example: paceline diff r17-sparse-values r18-softcap"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PresetsArgs:
@@ -17,8 +24,7 @@ class PresetsArgs:
 
 
 def presets(argv: Sequence[str]) -> int:
-    text = "List the presets: what each one is, how large, how long, and what it changed.\n\nexample: paceline presets"
-    arguments = parse(PresetsArgs, argv, verb="presets", description=text)
+    arguments = parse(PresetsArgs, argv, verb="presets", description=PRESETS_HELP)
     entries = catalogue()
     if arguments.json:
         print(json.dumps([entry.as_json() for entry in entries], indent=1))
@@ -51,8 +57,7 @@ class DiffArgs:
 
 
 def diff(argv: Sequence[str]) -> int:
-    text = "What changed between two presets.\n\nexample: paceline diff r17-sparse-values r18-softcap"
-    arguments = parse(DiffArgs, argv, verb="diff", description=text)
+    arguments = parse(DiffArgs, argv, verb="diff", description=DIFF_HELP)
     found = [c for c in changes(preset(arguments.before), preset(arguments.after)) if c.field != "preset"]
     if arguments.json:
         print(json.dumps([{"field": c.field, "from": c.before, "to": c.after} for c in found], indent=1))

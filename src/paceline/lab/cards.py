@@ -7,15 +7,11 @@ docs/seeds.md, from each claim to card, switch, code, test and measurement. Nobo
 import sys
 import typing
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import paceline
-from paceline.core.command_line import parse
-from paceline.core.errors import PacelineError, UserError
 from paceline.lab.claims import VERDICTS, Claim, Seed, claims, counts, seeds
 from paceline.lab.ledger import count_line
+from paceline.lab.pages import Written, listed, paragraphs, table
 from paceline.lab.results import (
     Ablated,
     Pair,
@@ -34,17 +30,13 @@ from paceline.lab.totals import whole_record
 from paceline.recipes.records import PUBLIC
 from paceline.train.config import RunConfig
 
-MADE_BY = "<!-- Written by `python -m paceline.lab.cards`; edit src/paceline/lab instead. -->"
-DOCS = Path(paceline.__file__).parents[2] / "docs"
-"""In a checkout; an installed package has no pages."""
 NOT_MEASURED = "Not measured here yet."
 
 
-def pages() -> dict[str, str]:
+def _texts() -> dict[str, str]:
     """Path under docs/ to text, for every page."""
     cards = {f"techniques/{key}.md": card(technique) for key, technique in TECHNIQUES.items()}
-    made = {**cards, "techniques/index.md": index(), "ledger.md": ledger_page(), "seeds.md": seeds_page()}
-    return {path: f"{MADE_BY}\n\n{text.strip()}\n" for path, text in made.items()}
+    return {**cards, "techniques/index.md": index(), "ledger.md": ledger_page(), "seeds.md": seeds_page()}
 
 
 # ---- one card
@@ -59,10 +51,10 @@ def card(technique: Technique) -> str:
         "## Switch",
         _switch_section(technique),
         "## Code and proof",
-        "Code:\n\n" + _listed(_code_links(technique, "../..")),
-        "Tests:\n\n" + _listed(_test_links(technique, "../..")),
+        "Code:\n\n" + listed(_code_links(technique, "../..")),
+        "Tests:\n\n" + listed(_test_links(technique, "../..")),
         "## What it buys",
-        _paragraphs(technique.public, whole_record(technique.record) if technique.record else None),
+        paragraphs(technique.public, whole_record(technique.record) if technique.record else None),
         f"**Cost.** {technique.cost}",
         f"**Measured here.** {_measured_technique(technique)}",
         _claims_section(technique),
@@ -80,13 +72,13 @@ def _origin(technique: Technique) -> str:
 
 
 def _switch_section(technique: Technique) -> str:
-    needs = _listed(f"Acts only where `{given.field}` is {_among(given)}." for given in technique.given)
+    needs = listed(f"Acts only where `{given.field}` is {_among(given)}." for given in technique.given)
     if not technique.switches:
-        return _paragraphs("None: it is always so.", needs)
+        return paragraphs("None: it is always so.", needs)
     rows = [(_field_link(s.field, "../.."), _on_values(s), _value(s.off)) for s in technique.switches]
     which = "without" if technique.presets else "with"
     shown = f"To train `{technique.shown_on}` {which} it:\n\n```sh\n{command(technique)}\n```"
-    return _paragraphs(_table(("field", "on", "off"), rows), needs, shown)
+    return paragraphs(table(("field", "on", "off"), rows), needs, shown)
 
 
 def _on_values(switch: Switch) -> str:
@@ -104,7 +96,7 @@ def _value(value: Any) -> str:
 def _measured_technique(technique: Technique) -> str:
     said = [_measured(measurement, "../..") for measurement in technique.measurements]
     compared = [_compared(pair) for pair in pairs(technique)]
-    return _paragraphs(" ".join(said) or None, _ablated(ablated(technique)), *compared) or NOT_MEASURED
+    return paragraphs(" ".join(said) or None, _ablated(ablated(technique)), *compared) or NOT_MEASURED
 
 
 def _ablated(found: Sequence[Ablated]) -> str | None:
@@ -130,7 +122,7 @@ def _ablated(found: Sequence[Ablated]) -> str | None:
     where = "; ".join(f"`{file}`: {why}" for file, why in sorted(marked.items()))
     mark = f"Indicative only ({where}): this settles nothing about the full size." if marked else None
     notes = dict.fromkeys(one.note for one in found if one.note)
-    return _paragraphs(intro, _table(headings, rows), " ".join(notes), mark)
+    return paragraphs(intro, table(headings, rows), " ".join(notes), mark)
 
 
 def _interval(values: dict[str, Any] | None, digits: int) -> str:
@@ -154,8 +146,8 @@ def _compared(pair: Pair) -> str:
     )
     rows = [(f"`{arm.preset}`", "yes" if arm is pair.having else "no", *arm.values) for arm in pair.arms]
     commands = "\n".join(pair.series.command(arm) for arm in pair.arms)
-    table = _table(("run", "has it", *pair.series.columns), rows)
-    return _paragraphs(intro, table, " ".join(pair.notes), f"```sh\n{commands}\n```")
+    shown = table(("run", "has it", *pair.series.columns), rows)
+    return paragraphs(intro, shown, " ".join(pair.notes), f"```sh\n{commands}\n```")
 
 
 def _files(files: Iterable[str], root: str) -> str:
@@ -167,7 +159,7 @@ def _claims_section(technique: Technique) -> str | None:
     if not found:
         return None
     lines = [f"Seed {c.seed:03d}, {c.at}: {c.claim} *{VERDICTS[c.verdict].capitalize()}.* {c.fact}" for c in found]
-    return f"## Claims about it\n\n{_listed(lines)}"
+    return f"## Claims about it\n\n{listed(lines)}"
 
 
 # ---- the other pages
@@ -179,10 +171,10 @@ def index() -> str:
         "and its tests are, and what is known of its worth. A name in a claim of the [ledger](../ledger.md) leads here."
     )
     tables = [
-        f"## {topic}\n\n" + _table(("technique", "record", "presets", "switch"), map(_index_row, group))
+        f"## {topic}\n\n" + table(("technique", "record", "presets", "switch"), map(_index_row, group))
         for topic, group in TOPICS.items()
     ]
-    return _paragraphs("# Techniques", intro, *tables, _measured_runs())
+    return paragraphs("# Techniques", intro, *tables, _measured_runs())
 
 
 def _measured_runs() -> str:
@@ -191,13 +183,13 @@ def _measured_runs() -> str:
     files = [
         (_files([name], "../.."), str(read(name).get("what", "–")), str(read(name).get("date", "–"))) for name in used
     ]
-    return _paragraphs("## Measured here", _table(("file", "what", "date"), files), *map(_series, all_series()))
+    return paragraphs("## Measured here", table(("file", "what", "date"), files), *map(_series, all_series()))
 
 
 def _series(series: Series) -> str:
     rows = [(f"`{arm.preset}`", *arm.values, _files([arm.file], "../..")) for arm in series.arms]
     heading = f"### {series.setting[0].upper()}{series.setting[1:]}"
-    return _paragraphs(heading, _table(("run", *series.columns, "file"), rows))
+    return paragraphs(heading, table(("run", *series.columns, "file"), rows))
 
 
 def _index_row(technique: Technique) -> tuple[str, ...]:
@@ -215,8 +207,8 @@ def ledger_page() -> str:
     rows = [(f"[{s.name}](#{_anchor(s)})", str(s.record), str(len(s.claims)), *_count_cells(s.claims)) for s in seeds()]
     every = claims()
     rows.append(("all", "", str(len(every)), *_count_cells(every)))
-    summary = _table(("seed", "record", "claims", *(f"{word} ({v})" for v, word in VERDICTS.items())), rows)
-    return _paragraphs("# Ledger of claims", intro, f"{count_line(every)}.", summary, *map(_ledger_seed, seeds()))
+    summary = table(("seed", "record", "claims", *(f"{word} ({v})" for v, word in VERDICTS.items())), rows)
+    return paragraphs("# Ledger of claims", intro, f"{count_line(every)}.", summary, *map(_ledger_seed, seeds()))
 
 
 def _count_cells(found: Iterable[Claim]) -> tuple[str, ...]:
@@ -228,8 +220,8 @@ def _ledger_seed(seed: Seed) -> str:
         (c.at, c.claim, f"**{c.verdict}**", c.fact, _measured(c.measured, "..") if c.measured else "–")
         for c in seed.claims
     ]
-    table = _table(("at", "claim", "verdict", "fact", "measured"), rows)
-    return _paragraphs(_seed_heading(seed), table, _left_out(seed))
+    shown = table(("at", "claim", "verdict", "fact", "measured"), rows)
+    return paragraphs(_seed_heading(seed), shown, _left_out(seed))
 
 
 def _seed_heading(seed: Seed) -> str:
@@ -251,12 +243,12 @@ def seeds_page() -> str:
         "technique it concerns the card, the switch with its values on / off, the code, the tests and our measurement. "
         "The mark before a claim names the heading of the description under which it stands."
     )
-    return _paragraphs("# From the seeds to the code", intro, *map(_trace_seed, seeds()))
+    return paragraphs("# From the seeds to the code", intro, *map(_trace_seed, seeds()))
 
 
 def _trace_seed(seed: Seed) -> str:
     line = f"`paceline diff {seed.predecessor} {seed.preset}` shows what changed. {count_line(seed.claims)}."
-    return _paragraphs(_seed_heading(seed), line, "\n".join(map(_trace_claim, seed.claims)), _left_out(seed))
+    return paragraphs(_seed_heading(seed), line, "\n".join(map(_trace_claim, seed.claims)), _left_out(seed))
 
 
 def _trace_claim(claim: Claim) -> str:
@@ -299,73 +291,14 @@ def _test_links(technique: Technique, root: str) -> list[str]:
     return [f"[`{ref}`]({root}/tests/{ref.partition('::')[0]})" for ref in technique.tests]
 
 
-def _paragraphs(*parts: str | None) -> str:
-    return "\n\n".join(part for part in parts if part)
-
-
-def _listed(lines: Iterable[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
-
-
-# ---- writing and checking
-
-
-def stale(docs: Path) -> list[str]:
-    """Pages that are missing, differ, or belong to a technique that is gone."""
-    made = pages()
-    differ = [path for path, text in made.items() if _read(docs / path) != text]
-    return differ + [path for path in _cards_in(docs) if path not in made]
-
-
-def write(docs: Path) -> None:
-    made = pages()
-    for path in _cards_in(docs):
-        if path not in made:
-            (docs / path).unlink()
-    for path, text in made.items():
-        (docs / path).parent.mkdir(parents=True, exist_ok=True)
-        (docs / path).write_text(text, encoding="utf-8")
-
-
-def _cards_in(docs: Path) -> list[str]:
-    return sorted(f"techniques/{path.name}" for path in (docs / "techniques").glob("*.md"))
-
-
-def _read(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.exists() else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CardsArgs:
-    check: bool = False
-    """Write nothing; fail if a page is not what the tables say."""
-    docs: Path = DOCS
-    """Folder of the pages."""
-
-
-def main(argv: Sequence[str]) -> int:
-    text = "Write the pages about techniques and claims.\n\nexample: python -m paceline.lab.cards --check"
-    arguments = parse(CardsArgs, argv, verb="cards", description=text)
-    if not arguments.docs.is_dir():
-        raise UserError(f"--docs {arguments.docs}: no such folder; run in a checkout, or name its docs folder")
-    if not arguments.check:
-        write(arguments.docs)
-    elif old := stale(arguments.docs):
-        raise PacelineError(
-            f"{len(old)} pages differ from the tables, the first is {arguments.docs / old[0]}; "
-            f"write them with `python -m paceline.lab.cards`"
-        )
-    return 0
+WRITTEN = Written(
+    module="paceline.lab.cards",
+    about="Write the pages about techniques and claims.",
+    source="src/paceline/lab",
+    folder="techniques",
+    texts=_texts,
+)
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except PacelineError as error:
-        print(f"paceline.lab.cards: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    sys.exit(WRITTEN.exit_code(sys.argv[1:]))

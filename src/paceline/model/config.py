@@ -110,7 +110,7 @@ MOST_LAYERS = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A GPT as a list of switches. Defaults are the plain choice; records.md's names are in the docstrings."""
+    """A GPT as a list of switches. Defaults are the plain choice."""
 
     vocab_size: int = 50_257
     """Token ids that may occur."""

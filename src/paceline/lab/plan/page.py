@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.core.errors import PacelineError, UserError
-from paceline.lab.cards import DOCS
+from paceline.lab.pages import DOCS
 from paceline.lab.plan.efficiency import fit, seconds, step_work
 from paceline.lab.plan.figures import held_out_figures, memory_figures, step_figures
 from paceline.lab.plan.gpus import GPUS

@@ -1,0 +1,81 @@
+"""What MkDocs asks of this project: the menu of technique cards, and a place in the site for files outside docs/.
+
+Pages link to code, tests and results by relative paths, which work in a checkout and wherever it is shown. No address
+of the repository is named anywhere, so the site carries every file that is linked to, as a page under source/, and the
+links lead there. Folders become lists of their files. Search leaves these pages out.
+"""
+
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from paceline.lab.techniques import TOPICS
+
+ROOT = Path(__file__).parents[1]
+LINK = re.compile(r"(?<=\]\()(?:\.\./)+[^)#]+")
+"""The target of a link that climbs out of its folder."""
+LANGUAGES = {".py": "python", ".json": "json", ".yaml": "yaml"}
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Fill in the cards by topic."""
+    cards = [
+        "techniques/index.md",
+        *({topic: [{card.title: f"techniques/{card.key}.md"} for card in group]} for topic, group in TOPICS.items()),
+    ]
+    config.nav = [{"Techniques": cards} if "Techniques" in entry else entry for entry in config.nav or []]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    """Add a page for every file and folder of the repository that a page links to. MkDocs warns of one that is missing,
+    since its link then leads to no page."""
+    linked = {path for page in files.documentation_pages() for path in _outside(page) if (ROOT / path).exists()}
+    below = {file for path in linked for file in _files_in(path)}
+    for path in sorted(linked | below):
+        files.append(File.generated(config, _page_of(path), content=_shown(path)))
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    return LINK.sub(lambda link: _in_site(page.file.src_uri, link.group()), markdown)
+
+
+def _outside(page: File) -> Iterator[str]:
+    """Paths from the root of the repository that `page` links to and that are not in docs/."""
+    for target in LINK.findall(page.content_string):
+        if not (path := _from_root(page.src_uri, target)).startswith("docs/"):
+            yield path
+
+
+def _from_root(page: str, target: str) -> str:
+    return posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), target))
+
+
+def _in_site(page: str, target: str) -> str:
+    """The link's target as it is in the site; that of a link which stays inside docs/ is unchanged."""
+    if (path := _from_root(page, target)).startswith("docs/"):
+        return target
+    return posixpath.relpath(_page_of(path), posixpath.dirname(page))
+
+
+def _page_of(path: str) -> str:
+    return f"source/{path}.md"
+
+
+def _files_in(path: str) -> list[str]:
+    """The JSON files under a folder, which is what results and records of runs are; of a file, none."""
+    return sorted(file.relative_to(ROOT).as_posix() for file in (ROOT / path).rglob("*.json"))
+
+
+def _shown(path: str) -> str:
+    """A page with the text of a file, or with links to a folder's files."""
+    head = f"---\ntitle: {path}\nsearch:\n  exclude: true\n---\n\n# `{path}`\n\n"
+    if (ROOT / path).is_dir():
+        page = posixpath.dirname(_page_of(path))
+        return head + "\n".join(f"- [`{name}`]({posixpath.relpath(_page_of(name), page)})" for name in _files_in(path))
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return f"{head}~~~~~~{LANGUAGES.get(Path(path).suffix, 'text')}\n{text.rstrip()}\n~~~~~~\n"

@@ -1,0 +1,39 @@
+"""The walk-throughs work as they stand: their changes apply to this tree, and the commands that they show succeed."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.journey
+ROOT = Path(__file__).parents[2]
+CHANGE = re.compile(r"^```diff\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NEW_FILE = re.compile(r"^`([\w/.]+)`, new:\n\n```py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^python (-m .+)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", ["own-technique.md", "own-optimizer.md"])
+def test_a_walk_through_can_be_walked(page: str, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    for name in ("src", "tests", "docs", "benchmarks", "pyproject.toml"):
+        copied = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copied(ROOT / name, tmp_path / name)
+    for change in CHANGE.findall(text):
+        applied = subprocess.run(
+            ["git", "apply", "-"], cwd=tmp_path, input=change, capture_output=True, text=True, check=False
+        )
+        assert applied.returncode == 0, f"{applied.stderr}\n{change}"
+    for name, content in NEW_FILE.findall(text):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    commands = COMMAND.findall(text)
+    assert any("pytest" in command for command in commands)
+    here = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "OMP_NUM_THREADS": "1"}
+    for command in commands:
+        words = [sys.executable, *shlex.split(command)]
+        ended = subprocess.run(words, cwd=tmp_path, env=here, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, f"python {command}\n{ended.stdout[-4000:]}{ended.stderr[-1000:]}"
