@@ -5,8 +5,8 @@ One warp orders operands into a ring in shared memory, two warp groups multiply 
 while one ends its tile and stores it, the other multiplies ("ping-pong"). What an ending reads is fetched while its
 tile is multiplied. In `product_fused` the matrix units wait during the ending: 0.58 ms for the MLP's 65,536 x 768 x
 3,072 on an H200, 0.49 ms here. The head's ending needs the special functions for 2,048 clocks of the 6,144 that a tile
-of depth 768 takes: with it 16,384 x 768 x 50,304 take 1.99 ms, 1.77 by the library, but the rows then 0.84 instead of
-1.12, and a step of record 18 takes 802 ms instead of 812.
+of depth 768 takes: 16,384 x 768 x 50,304 take 2.03 ms with it and 1.78 by the library, after which a pass over all
+logits takes another 1.12.
 Tried and dropped: warp groups that share each tile; the heads of attention as an ending (docs/experiments.md).
 """
 
@@ -47,8 +47,8 @@ class Tiles:
 
 
 TILES = Tiles()
-LOGITS_TILES = Tiles(group=32)
-"""By measurement: 1.99 ms for 16,384 x 768 x 50,304, 2.20 with 16 rows of tiles together."""
+LOGITS_TILES = Tiles(group=64)
+"""By measurement: 2.03 ms for 16,384 x 768 x 50,304; 2.08 by 32 rows of tiles together, 2.11 by 16, 2.19 by 128."""
 
 
 @gluon.jit
