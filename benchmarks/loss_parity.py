@@ -4,7 +4,8 @@ python benchmarks/loss_parity.py --out result.json [--seeds 3] [--steps 38] [--j
 
 The validation loss after the last step is compared. The mean difference should be within the larger of 0.005 and twice
 the standard deviation of equal-seed repeats, which differ by the order of atomic sums alone. Words after `--` are those
-of `paceline train`, the same for all runs.
+of `paceline train`, the same for all runs; with several jobs on one GPU give `--batch.micro-tokens`, or each takes what
+it finds free.
 """
 
 import argparse
