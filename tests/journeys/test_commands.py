@@ -1,0 +1,154 @@
+"""Every command that a page shows is run, and so is its Python: exit code 0, no traceback, and the output it shows.
+
+A page is followed from top to bottom in a folder of its own. What a command reads and the page has not made comes from
+`world.py`; what would take long is made small by the rules of `smaller.py`. What no CPU machine without a network can
+run is in one table below, with the test that comes nearest.
+"""
+
+import json
+import re
+import shlex
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import paceline
+from journeys.pages import Shown, all_shown
+from journeys.running import Outcome, Runner, process
+from journeys.smaller import verb_of
+from journeys.world import World
+from paceline.checkpoint.run_folder import latest_run
+from paceline.metrics.card import read_card
+from test_documents import ROOT
+
+pytestmark = pytest.mark.journey
+SHOWN = all_shown()
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    command: str
+    """Pattern of its beginning."""
+    why: str
+    instead: str
+    """The test that comes nearest, as `tests/FILE.py::NAME`."""
+
+
+ELSEWHERE = (
+    Elsewhere(
+        r"torchrun --nnodes \d",
+        "needs several machines",
+        "tests/parallel/test_two_hosts.py::test_a_rank_killed_on_one_of_two_hosts_is_replaced_and_the_run_goes_on",
+    ),
+    Elsewhere(
+        "sky launch",
+        "needs an account with a cloud",
+        "tests/test_examples.py::test_the_skypilot_file_starts_a_run_that_parses",
+    ),
+    Elsewhere(
+        "make (test-all|soak)",
+        "takes an hour and more",
+        "tests/train/test_kills.py::test_killed_at_a_shard_edge_in_a_validation_and_in_a_save",
+    ),
+    Elsewhere(
+        r"python benchmarks/ablations\.py",
+        "trains for hours",
+        "tests/commands/test_ablate.py::test_a_small_ablation_runs_to_its_waterfall_and_is_not_run_twice",
+    ),
+    Elsewhere(
+        r"python benchmarks/resume_gpu\.py",
+        "needs a GPU",
+        "tests/train/test_kills.py::test_sigterm_ends_soon_with_a_checkpoint_and_costs_nothing",
+    ),
+)
+
+
+def elsewhere(shown: Shown) -> Elsewhere | None:
+    return next((entry for entry in ELSEWHERE if re.match(entry.command, shown.text)), None)
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="session")
+def readers(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runner]:
+    pages = dict.fromkeys(shown.page for shown in SHOWN)
+    return {page: Runner(tmp_path_factory.mktemp("page"), world, {"paceline": paceline}) for page in pages}
+
+
+@pytest.mark.parametrize("shown", [one for one in SHOWN if elsewhere(one) is None], ids=str)
+def test_what_a_page_shows_runs(shown: Shown, readers: dict[str, Runner], monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = readers[shown.page]
+    monkeypatch.chdir(reader.folder)
+    if shown.language == "python":
+        judge(reader.python(shown.text, monkeypatch), shown)
+        return
+    program, *words = shlex.split(shown.text)
+    if program == "make":
+        words = paceline_words_of(target=words[0])
+        program = "paceline" if words else "make"
+    if program == "paceline":
+        judge(reader.paceline(words, monkeypatch, inline=shown.inline), shown)
+    elif program == "torchrun":
+        judge(reader.torchrun(words), shown)
+    elif program == "python":
+        judge(reader.script(words), shown)
+    elif program == "pip":
+        assert_installable(words)
+    else:
+        assert program == "make", f"{shown}: no rule runs this; add one, or a row to ELSEWHERE"
+
+
+def judge(outcome: Outcome, shown: Shown) -> None:
+    told = f"{shown}\nas {shlex.join(outcome.words)}\n{outcome.out}\n{outcome.err}"
+    assert outcome.code == 0, told
+    assert "Traceback" not in outcome.out + outcome.err, told
+    assert "no report:" not in outcome.out, told
+    lines = [_folded(line) for line in outcome.out.splitlines()]
+    assert [line for line in shown.output if "…" not in line and _folded(line) not in lines] == [], told
+    words = outcome.words
+    if "--out" in words:
+        assert Path(words[words.index("--out") + 1]).exists(), told
+    if "--json" in words:
+        json.loads(outcome.out)
+    if words and verb_of(words) == "train" and "--help" not in words:
+        assert read_card(latest_run().path).finished, told
+
+
+def _folded(line: str) -> str:
+    """Columns are as wide as their widest cell, which a page may have left out. Figures of a smaller run are others."""
+    return " ".join(re.sub(r"\d[\d.,]*", "0", line).split())
+
+
+def paceline_words_of(target: str) -> list[str]:
+    """A target's command if it is one of ours; that of another target is run by CI itself."""
+    assert process(["make", "-n", target], folder=ROOT).code == 0
+    text = (ROOT / "Makefile").read_text()
+    recipe = re.search(rf"^{target}:[^\n]*\n((?:\t[^\n]*\n)+)", text, re.MULTILINE)
+    assert recipe is not None, f"make {target}: does nothing"
+    if ours := re.fullmatch(r"\t\$\(BIN\)/paceline ([^\n]*)\n", recipe[1]):
+        return shlex.split(ours[1])
+    assert re.search(rf"^make {target}$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE), f"nothing runs {target}"
+    return []
+
+
+def assert_installable(words: list[str]) -> None:
+    """There is no package index in a test: our extras exist, and other packages are among the pinned ones."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pinned = re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert words[0] == "install"
+    for requirement in (word for word in words[1:] if not word.startswith("-")):
+        name, _, chosen = requirement.rstrip("]").partition("[")
+        assert name in ("paceline", ".", *pinned), f"{name}: neither ours nor pinned"
+        assert set(filter(None, chosen.split(","))) <= set(extras), f"{requirement}: no such extra"
+
+
+@pytest.mark.parametrize("entry", ELSEWHERE, ids=lambda entry: entry.command)
+def test_what_is_run_elsewhere_is_shown_and_its_test_exists(entry: Elsewhere) -> None:
+    assert any(elsewhere(shown) == entry for shown in SHOWN), "no page shows it any more"
+    file, _, name = entry.instead.partition("::")
+    assert re.search(rf"^def {name}\(", (ROOT / file).read_text(), re.MULTILINE), f"{entry.instead}: there is none"
