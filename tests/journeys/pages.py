@@ -1,23 +1,25 @@
 """What the pages show to be typed: commands and Python, in the order of the page, with the output shown below them.
 
 A command is a line of a shell block, a line after `$ `, or a line of an unlabelled block or inline code that starts a
-program of ours. Inline Python is a call of the package.
+program of ours. Inline Python is a call of the package. Output stands below a prompt, or in a block of plain text right
+after the one with the commands.
 """
 
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from test_documents import DOCUMENTS, GENERATED, ROOT
+from test_documents import DOCUMENTS, ROOT
 
 PROGRAMS = ("paceline", "torchrun", "make", "python", "pip", "sky")
 """By which a command is known where nothing else marks it as one."""
 SHELLS = ("sh", "bash", "shell", "console")
-EVERY_GENERATED = 15
-"""Of the generated pages' commands, of which there are many of a kind, one in so many is run; all are parsed."""
+CARDS = ROOT / "docs" / "techniques"
+EVERY_CARD = 15
+"""Of the commands of technique cards, of which there are many of a kind, one in so many is run; all are parsed."""
 
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _CODE = re.compile(
@@ -38,17 +40,20 @@ class Shown:
     """In running text, where a verb alone is a name."""
     output: tuple[str, ...] = ()
     """Lines that the page shows below the command."""
+    together: int = 1
+    """How many commands made this output, this one last."""
 
     def __str__(self) -> str:
         return f"{self.page}: {' '.join(self.text.split())[:120]}"
 
 
 def all_shown() -> list[Shown]:
-    """Page by page. Of the generated ones a sample, as if on one page."""
-    written = [one for path in DOCUMENTS if path not in GENERATED for one in shown_on(path)]
-    known = {one.text for one in written}
-    generated = sorted({one.text for path in GENERATED for one in shown_on(path)} - known)
-    return written + [Shown("docs/techniques", text) for text in generated[::EVERY_GENERATED]]
+    """Page by page. Of the cards a sample, as if on one page."""
+    cards = [path for path in DOCUMENTS if path.parent == CARDS]
+    found = [one for path in DOCUMENTS if path not in cards for one in shown_on(path)]
+    known = {one.text for one in found}
+    on_cards = sorted({one.text for path in cards for one in shown_on(path)} - known)
+    return found + [Shown("docs/techniques", text) for text in on_cards[::EVERY_CARD]]
 
 
 def shown_on(path: Path) -> list[Shown]:
@@ -58,34 +63,46 @@ def shown_on(path: Path) -> list[Shown]:
 
 
 def _shown_in(page: str, text: str) -> Iterator[Shown]:
+    block: list[Shown] = []  # of the block that may be followed by its output
+    end = 0
     for code in _CODE.finditer(text):
-        inline, label = code["inline"], (code["label"] or "").strip()
-        if inline is not None:
-            if _CALLS_OURS.fullmatch(inline):
-                yield Shown(page, inline, "python", inline=True)
-            elif _STARTS_OURS.match(inline):
-                yield Shown(page, inline, inline=True)
+        label, inside = (code["label"] or "").strip(), textwrap.dedent(code["block"] or "")
+        if block and label == "text" and not text[end : code.start()].strip():
+            block[-1] = replace(block[-1], output=_lines(inside), together=len(block))
+            continue
+        yield from block
+        block, end = [], code.end()
+        if code["inline"] is not None:
+            yield from _inline(page, code["inline"])
         elif label == "python":
-            yield Shown(page, textwrap.dedent(code["block"]), "python")
+            block = [Shown(page, inside, "python")]
         else:
-            yield from _commands(page, textwrap.dedent(code["block"]), every_line=label in SHELLS)
+            block = list(_commands(page, inside, every_line=label in SHELLS))
+    yield from block
+
+
+def _inline(page: str, code: str) -> Iterator[Shown]:
+    if _CALLS_OURS.fullmatch(code):
+        yield Shown(page, code, "python", inline=True)
+    elif _STARTS_OURS.match(code):
+        yield Shown(page, code, inline=True)
 
 
 def _commands(page: str, block: str, *, every_line: bool) -> Iterator[Shown]:
     """With a prompt, lines without one are output; without a prompt, a shell block has commands only."""
     lines = block.replace("\\\n", " ").splitlines()
-    prompted = any(line.startswith("$ ") for line in lines)
-    for number, line in enumerate(lines):
-        if prompted:
-            if line.startswith("$ "):
-                yield Shown(page, _uncommented(line[2:]), output=_output(lines[number + 1 :]))
-        elif _STARTS_OURS.match(line) or (every_line and _uncommented(line)):
+    if any(line.startswith("$ ") for line in lines):
+        for part in re.split(r"^\$ ", "\n".join(lines), flags=re.MULTILINE)[1:]:
+            command, _, output = part.partition("\n")
+            yield Shown(page, _uncommented(command), output=_lines(output))
+        return
+    for line in lines:
+        if _STARTS_OURS.match(line) or (every_line and _uncommented(line)):
             yield Shown(page, _uncommented(line))
 
 
-def _output(lines: list[str]) -> tuple[str, ...]:
-    end = next((number for number, line in enumerate(lines) if line.startswith("$ ")), len(lines))
-    return tuple(line for line in lines[:end] if line.strip())
+def _lines(text: str) -> tuple[str, ...]:
+    return tuple(line for line in text.splitlines() if line.strip())
 
 
 def _uncommented(line: str) -> str:

@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,6 @@ from test_documents import ROOT
 
 PATIENCE_S = 60
 """For another process, or a server, to do what takes it a few seconds."""
-SCRIPTS = {
-    "paceline.lab.cards": ["--check"],  # it would write the pages
-    "paceline.lab.plan.page": ["--check"],
-    "benchmarks/serve_load.py": ["--streams", "4", "--seconds", "2"],
-}
-"""What is added to a script, so that it leaves the repository alone and takes seconds."""
 SERVERS = ("serve", "watch")
 
 
@@ -55,6 +50,8 @@ class Runner:
     folder: Path
     world: World
     names: dict[str, Any]
+    heard: list[str] = field(default_factory=list)
+    """What each command and block has said."""
 
     def paceline(self, shown: list[str], patch: pytest.MonkeyPatch, *, inline: bool) -> Outcome:
         words = self._prepared(shown, inline=inline)
@@ -77,13 +74,11 @@ class Runner:
         launcher[launcher.index("--nproc-per-node") + 1] = "2"
         return process([*launcher, *self._prepared(shown[start:])])
 
-    def script(self, words: list[str]) -> Outcome:
-        """One of the repository's, or a module of the package."""
-        added = next((flags for name, flags in SCRIPTS.items() if name in words), None)
-        assert added is not None, f"python {shlex.join(words)}: no rule runs this; add one, or a row to ELSEWHERE"
-        self.world.furnish(["", *words])
-        words = [str(ROOT / word) if word.endswith(".py") else word for word in words]
-        return process([sys.executable, *words, *added])
+    def module(self, words: list[str]) -> Outcome:
+        """One of the package that writes pages. It only looks whether they are up to date."""
+        assert words[0] == "-m", f"python {shlex.join(words)}: no rule runs this; add one, or a row to ELSEWHERE"
+        assert words[1].startswith("paceline."), f"{words[1]}: not a module of ours"
+        return process([sys.executable, *words, "--check"], folder=ROOT)
 
     def python(self, block: str, patch: pytest.MonkeyPatch) -> Outcome:
         """A block in the page's namespace. One that speaks to a server has it."""
@@ -127,29 +122,26 @@ def in_process(words: list[str]) -> Outcome:
 
 def asked_while_it_runs(words: list[str], ask: Callable[[str], object]) -> Outcome:
     """A server: its address is asked once it has said it, then Ctrl-C is pressed."""
-    answers: list[object] = []
-    with _heard() as (out, err):
+    over = threading.Event()
+    with _heard() as (out, err), ThreadPoolExecutor(1) as beside:
 
         def ask_and_end() -> None:
             deadline = time.monotonic() + PATIENCE_S
-            while "http://" not in out.getvalue() and time.monotonic() < deadline and not over.is_set():
-                time.sleep(0.02)
+            while "http://" not in out.getvalue():
+                if over.wait(0.02):
+                    return  # it has ended instead, and said why
+                if time.monotonic() > deadline:
+                    break
             try:
-                answers.append(ask(out.getvalue().split()[0]))
-            except Exception as error:
-                answers.append(error)
-            if not over.is_set():
-                os.kill(os.getpid(), signal.SIGINT)
+                ask(out.getvalue().split()[0])
+            finally:
+                if not over.is_set():
+                    os.kill(os.getpid(), signal.SIGINT)
 
-        over, asking = threading.Event(), threading.Thread(target=ask_and_end)
-        asking.start()
-        try:
-            code = main(words)
-        finally:
-            over.set()
-            asking.join()
-    if isinstance(answers[0], Exception):
-        raise answers[0]
+        asked = beside.submit(ask_and_end)
+        code = main(words)
+        over.set()
+        asked.result()
     return Outcome(code, out.getvalue(), err.getvalue(), words)
 
 

@@ -63,8 +63,10 @@ def smaller(shown: list[str], *, inline: bool) -> list[str]:
         return [*words, "--help"]
     if "--help" in words or "--resume" in words:  # a resumed run has its own size
         return words
-    added = dict(RULES.get(verb, {}))
-    if added.keys() >= TRAINING.keys():
+    added = {name: value for name, value in RULES.get(verb, {}).items() if value is not None or name not in rest}
+    if _few_steps(rest):  # small already, and perhaps about its batch
+        added = {name: value for name, value in added.items() if not name.startswith("--batch.")}
+    if "--steps" in added:
         added |= _scale(rest)
     if "--parallel.split-sequence" in rest:
         added["--batch.sequence-tokens"] = BATCH_TOKENS  # a block of 128 for each rank
@@ -81,6 +83,10 @@ def smaller(shown: list[str], *, inline: bool) -> list[str]:
 
 def flags(values: dict[str, object]) -> list[str]:
     return [str(word) for name, value in values.items() for word in (name, value) if word is not None]
+
+
+def _few_steps(rest: list[str]) -> bool:
+    return "--steps" in rest and int(rest[rest.index("--steps") + 1]) <= STEPS
 
 
 def _scale(rest: list[str]) -> dict[str, object]:

@@ -61,14 +61,15 @@ class World:
 
     def place(self, word: str) -> None:
         """The thing called `word`, if it is one and is not there."""
-        for pattern, make in MAKERS.items():
-            found = re.match(pattern, word)
-            if found and not Path(found[0]).exists():
-                made = self.store / found[0]
-                if not made.exists():
-                    make(made)
-                (shutil.copytree if made.is_dir() else shutil.copy2)(made, _parent_made(Path(found[0])))
-                return
+        pattern = next((pattern for pattern in MAKERS if re.match(pattern, word)), None)
+        if pattern is None:
+            return
+        name = re.match(pattern, word)[0]  # type: ignore[index]
+        if not Path(name).exists():
+            made = self.store / name
+            if not made.exists():
+                MAKERS[pattern](made)
+            (shutil.copytree if made.is_dir() else shutil.copy2)(made, _parent_made(Path(name)))
 
     def _interrupt(self, run: str) -> None:
         """A run that can go on: the one there, or if it is finished or missing, one that was stopped half-way."""
@@ -111,8 +112,10 @@ def make_run(path: Path, *, until: int | None = None) -> None:
 
 
 def make_export(path: Path) -> None:
-    make_run(path.parents[1] / "runs" / "exported")
-    assert main(["export", str(path.parents[1] / "runs" / "exported"), "--out", str(path)]) == 0
+    run = path.parents[1] / "runs" / "demo"
+    if not run.exists():
+        make_run(run)
+    assert main(["export", str(run), "--out", str(path)]) == 0
 
 
 # ---- texts
@@ -167,10 +170,11 @@ def make_tasks(folder: Path, names: list[str]) -> None:
 # ---- data
 
 
-def make_shards(folder: Path, *, tokenizer: str = "bpe-2048") -> None:
-    make_texts(folder.parent / f"{folder.name}-texts")
-    texts = str(folder.parent / f"{folder.name}-texts")
-    assert main(["data", "prepare", texts, "--out", str(folder), "--tokenizer", tokenizer]) == 0
+def make_shards(folder: Path) -> None:
+    """With the demo's vocabulary."""
+    texts = folder.with_name(f"{folder.name}-texts")
+    make_texts(texts)
+    assert main(["data", "prepare", str(texts), "--out", str(folder), "--tokenizer", "bpe-2048"]) == 0
 
 
 def make_download(folder: Path) -> None:
