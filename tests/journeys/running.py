@@ -13,7 +13,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,8 @@ class Runner:
         start = shown.index("paceline.cli") + 1
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", *shown[:start]]
         launcher[launcher.index("--nproc-per-node") + 1] = "2"
-        return process([*launcher, *self._prepared(shown[start:])])
+        words = self._prepared(shown[start:])
+        return replace(process([*launcher, *words]), words=words)
 
     def module(self, words: list[str]) -> Outcome:
         """One of the package that writes pages. It only looks whether they are up to date."""
