@@ -43,6 +43,7 @@ RULES: dict[str, dict[str, object]] = {
     "ablate": {**TRAINING, "--seeds": 1, "--no-add": None},
     "bench step": {**TRAINING, "--points": 1, "--repeats": 1, "--no-start": None},
     "bench gemm": {**TRAINING, "--repeats": 1},
+    "bench sample": {"--steps": 4, "--streams": 2, "--prompt-tokens": 8, "--repeats": 1},
     "serve": {"--port": 0},
     "watch": {"--port": 0},
 }
@@ -66,8 +67,10 @@ def smaller(shown: list[str], *, inline: bool) -> list[str]:
     added = {name: value for name, value in RULES.get(verb, {}).items() if value is not None or name not in rest}
     if _few_steps(rest):  # small already, and perhaps about its batch
         added = {name: value for name, value in added.items() if not name.startswith("--batch.")}
-    if "--steps" in added:
-        added |= _scale(rest)
+    if "--steps" in added and (record := _at_full_size(rest)):
+        added["--scale"] = "1/16"
+        if verb != "bench sample" and "--data.dir" not in rest:
+            added["--data.dir"] = preset(record).data.dir  # at that scale it would read the built-in text
     if "--parallel.split-sequence" in rest:
         added["--batch.sequence-tokens"] = BATCH_TOKENS  # a block of 128 for each rank
     if verb == "ablate" and rest[0] in ONE_PART and "--only" not in rest:
@@ -89,13 +92,10 @@ def _few_steps(rest: list[str]) -> bool:
     return "--steps" in rest and int(rest[rest.index("--steps") + 1]) <= STEPS
 
 
-def _scale(rest: list[str]) -> dict[str, object]:
-    """A record at full size asks for a GPU. At a sixteenth it would read the built-in text, so its data are named."""
-    name = next((word for word in rest[:1] if word in PRESETS), "demo")
-    data = preset(name).data.dir
-    if "--scale" in rest or data == BUILTIN:
-        return {}
-    return {"--scale": "1/16"} | ({} if "--data.dir" in rest else {"--data.dir": data})
+def _at_full_size(rest: list[str]) -> str | None:
+    """The record that is meant, which at full size asks for a GPU."""
+    name = rest[0] if rest and rest[0] in PRESETS else "demo"
+    return None if "--scale" in rest or preset(name).data.dir == BUILTIN else name
 
 
 def with_steps_that_exist(words: list[str]) -> list[str]:
