@@ -12,7 +12,8 @@ HELP = """Write one self-contained page about runs and ablations, seeds of one c
 
 example: paceline report runs/demo runs/demo-2 --out compare.html
 
-Where a step's time goes: paceline report runs/demo --bench step.json, with a file of `paceline bench step --out`."""
+Where a step's time goes: paceline report runs/demo --bench step.json, with a file that
+`paceline bench step --out step.json` wrote."""
 
 
 @dataclass(frozen=True, kw_only=True)
