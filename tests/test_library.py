@@ -1,8 +1,10 @@
 """paceline as a library: what `import paceline` gives, and configs made with it."""
 
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from lab.ablate.pretended import Pretender, write_all
 from lab.cards_on_disk import write_group
 from paceline.commands.train import base_config, parse_arguments
 from paceline.core.schema import changes
+from paceline.lab.ablate.children import Child
 from paceline.lab.ablate.plan import Choice, Plan, keep_plan, make_plan
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.scaling import scaled, with_steps
@@ -178,3 +181,22 @@ def test_an_ablation_of_nothing_is_an_error_of_ours(wrong: dict[str, int], tmp_p
     with pytest.raises(paceline.PacelineError, match="do not differ"):
         paceline.ablate(paceline.configure(), paceline.configure(), out=tmp_path / "a")
     assert not (tmp_path / "a").exists()
+
+
+def test_an_interrupted_ablation_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretender = Pretender(tmp_path / "a", {run.name: run for run in demo_plan(seeds=1).runs})
+
+    def launch(words: Sequence[str], log: Path, place: int) -> Child:
+        child = pretender(words, log, place)
+        signal.raise_signal(signal.SIGINT)
+        return child
+
+    monkeypatch.setattr("paceline.lab.ablate.here.local_launch", lambda **_: launch)
+    monkeypatch.setattr("paceline.lab.ablate.schedule.POLL_S", 0.0)
+    config, bare = paceline.configure(), paceline.configure("demo", BARE)
+    with pytest.raises(paceline.PacelineError, match="stopped; the same call goes on where it was"):
+        paceline.ablate(config, bare, seeds=1, out=tmp_path / "a")
+    assert len(pretender.started) == 1
+    assert not (tmp_path / "a" / "ablation.json").exists()
+    monkeypatch.setattr("paceline.lab.ablate.here.local_launch", lambda **_: pretender)
+    assert len(paceline.ablate(config, bare, seeds=1, out=tmp_path / "a").effects) == 4
