@@ -19,12 +19,13 @@ PAGE = Path(__file__).parents[2] / "docs" / "library.md"
 GREEDY = SamplingConfig(temperature=0)
 
 
-def test_from_a_config_to_text_with_a_callback(tmp_path: Path) -> None:
+def test_from_a_config_to_text_with_a_callback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = replace(tiny_config(tmp_path / "data"), steps=6)
     told: list[paceline.StepRecord | paceline.EvalRecord] = []
     began = time.perf_counter()
     trained = paceline.pretrain(config, out=tmp_path / "run", on_record=told.append)
     took = time.perf_counter() - began
+    assert "step" not in capsys.readouterr().out  # the callback says what is to be said
     assert trained.card.finished
     assert trained.card.wall_s is not None
     assert trained.card.wall_s <= took  # of this run, not of the process that it is part of
