@@ -23,7 +23,7 @@ test: environment  ## the default suite: offline, about 5 minutes on 2 cores
 	$(TESTS) -n 2 --dist loadfile
 
 journeys: environment  ## a user's whole paths, as CI walks them after the suite
-	$(TESTS) -m journey --timeout 600
+	$(TESTS) -m journey -n 2 --dist loadfile --timeout 600
 
 test-all: environment  ## and the slow tests
 	$(TESTS) -m 'not soak and not gpu' --timeout 1800

@@ -22,10 +22,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from paceline.cli import SPINS
 from paceline.core.environment import code_version, environment
 from paceline.core.files import write_json
 from paceline.core.schema import to_dict
+from paceline.core.threads import sleep_sooner
 
 TARGETS = {"one_stream_tokens_per_cpu_s": 300.0, "errors": 0, "growth_mib": 16.0}
 """The first at least, the others at most. 16 MiB: a ninth of the cache of 64 streams of the demo."""
@@ -172,7 +172,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=300.0)
     arguments = parser.parse_args()
-    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # as the command line does, before torch is imported
+    sleep_sooner()  # as the command line does, before torch is imported
     code, load_before = to_dict(code_version()), os.getloadavg()[0]
     alone = one_stream(arguments.run)
     loaded = under_load(arguments.run, arguments.streams, arguments.seconds)

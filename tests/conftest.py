@@ -1,11 +1,10 @@
 """Settings of the whole suite."""
 
 import contextlib
-import os
 
-from paceline.cli import SPINS
+from paceline.core.threads import sleep_sooner
 
-os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # as the command line does, before any test imports torch
+sleep_sooner()  # as the command line does, before any test imports torch
 
 with contextlib.suppress(ImportError):  # the tests for a GPU run on machines without hypothesis, too
     from hypothesis import settings

@@ -1,16 +1,25 @@
 """paceline as a library: what `import paceline` gives, and configs made with it."""
 
-import ast
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import paceline
+from lab.ablate.pretended import Pretender, write_all
+from lab.cards_on_disk import write_group
+from paceline.commands.train import base_config, parse_arguments
 from paceline.core.schema import changes
+from paceline.lab.ablate.children import Child
+from paceline.lab.ablate.plan import Choice, Plan, keep_plan, make_plan
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.scaling import scaled, with_steps
+
+PAGE = Path(__file__).parents[1] / "docs" / "library.md"
 
 
 def test_importing_it_imports_almost_nothing_and_offers_everything() -> None:
@@ -31,11 +40,11 @@ def test_every_name_is_there_and_says_what_it_is(name: str) -> None:
     assert (getattr(paceline, name).__doc__ or "").strip()
 
 
-def test_a_type_checker_sees_the_names_that_are_looked_up_later() -> None:
-    tree = ast.parse(Path(paceline.__file__).read_text())
-    imported = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    (library,) = [node for node in imported if node.module == "paceline.library"]
-    assert sorted(alias.name for alias in library.names) == paceline.__all__
+def test_the_page_explains_every_name() -> None:
+    rows = re.findall(r"^\| (`.+?) \|", PAGE.read_text(), re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`(\w+)[(`]", row)]
+    assert sorted(named) == paceline.__all__
+    assert f"gives {len(named)} names" in PAGE.read_text()
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -79,3 +88,115 @@ def test_steps_and_scale_mean_what_they_mean_on_the_command_line() -> None:
 def test_a_mistake_is_an_error_of_ours(name: str, wrong: dict[str, object], said: str) -> None:
     with pytest.raises(paceline.PacelineError, match=said):
         paceline.configure(name, wrong)
+
+
+# ---- shards
+
+
+def test_text_becomes_shards_with_a_tokenizer_of_its_own(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(40):
+        (text / f"{number}.txt").write_text(f"Letter {number}. It was a bright cold day in April.\n" * 20)
+    data = paceline.prepare(text, out=tmp_path / "data", tokenizer="bpe-300", val_share=0.2)
+    assert (data.documents, data.tokenizer.vocab_size) == (40, 300)
+    assert data.side_tokens("train") > data.side_tokens("val") > 0
+    assert paceline.prepare(str(text), out=tmp_path / "data", tokenizer="bpe-300", val_share=0.2) == data
+
+
+def test_text_that_cannot_be_read_is_an_error_of_ours_or_left_out(tmp_path: Path) -> None:
+    (tmp_path / "good.txt").write_text("good")
+    (tmp_path / "bad.txt").write_bytes(b"\xff")
+    with pytest.raises(paceline.PacelineError, match="not UTF-8"):
+        paceline.prepare(tmp_path, out=tmp_path / "data", tokenizer="bytes")
+    data = paceline.prepare(tmp_path, out=tmp_path / "rest", tokenizer="bytes", skip_bad=True)
+    assert (data.documents, data.skipped) == (1, 1)
+    with pytest.raises(paceline.PacelineError, match="no input is given"):
+        paceline.prepare(out=tmp_path / "none")
+
+
+# ---- comparisons and ablations
+
+
+def test_runs_are_compared_by_folder_or_as_runs(tmp_path: Path) -> None:
+    first, *others = write_group(tmp_path, "a", [5.0, 5.01, 5.02])
+    others += write_group(tmp_path, "b", [6.0, 6.01, 6.02], softcap=30.0)
+    found = paceline.compare([paceline.Run(first), *others])
+    assert [group.seeds for group in found.groups] == [[0, 1, 2], [0, 1, 2]]
+    (pair,) = found.pairs
+    assert pair.differs
+    with pytest.raises(paceline.PacelineError, match="no run was given"):
+        paceline.compare([])
+
+
+BARE = {"model.softcap": None, "optim.matrices": "adamw"}
+
+
+def demo_plan(**choice: object) -> Plan:
+    return make_plan(paceline.configure("demo", BARE), paceline.configure(), Choice(**choice))  # type: ignore[arg-type]
+
+
+def test_an_ablation_takes_two_configs_of_one_preset_apart(tmp_path: Path) -> None:
+    """By techniques, each run a command that could be typed, and the answer names its parts."""
+    plan = demo_plan(seeds=2, add=False)
+    for run in plan.runs:
+        assert parse_arguments(run.words, base_config(run.words)).config == run.config
+    keep_plan(plan, tmp_path / "a")
+    losses = {"full": 5.0, "base": 7.0, "without-softcap": 5.5, "without-muon": 6.0}
+    write_all(plan, tmp_path / "a", lambda run: losses[run.arm] + run.seed / 100)
+    found = paceline.ablate(
+        paceline.configure(), paceline.configure("demo", BARE), seeds=2, add=False, out=tmp_path / "a"
+    )
+    assert {one.technique: round(one.loss.mean, 6) for one in found.effects} == {"softcap": -0.5, "muon": -1.0}
+    assert [(bar["label"], round(bar["value"], 6)) for bar in found.waterfall] == [
+        ("demo without these", 7.005),
+        ("softcap", -0.5),
+        ("muon", -1.0),
+        ("interaction", -0.5),
+        ("demo", 5.005),
+    ]
+    assert found.why_indicative == "CPU"
+
+
+def test_an_ablation_makes_its_runs_and_says_when_each_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = demo_plan(seeds=1)
+    pretender = Pretender(tmp_path / "a", {run.name: run for run in plan.runs})
+    monkeypatch.setattr("paceline.lab.ablate.here.local_launch", lambda **_: pretender)
+    monkeypatch.setattr("paceline.lab.ablate.schedule.POLL_S", 0.0)
+    config, bare = paceline.configure(), paceline.configure("demo", {**BARE, "steps": 100})
+    found = paceline.ablate(config, bare, seeds=1, jobs=2, out=tmp_path / "a")
+    assert [arm.name for arm in found.plan.arms] == [run.arm for run in plan.runs]
+    assert pretender.most_at_a_time == 2
+    assert capsys.readouterr().out.count("6.0000; ") == len(plan.runs)
+    assert (tmp_path / "a" / "ablation.json").exists()
+
+
+@pytest.mark.parametrize("wrong", [{"seeds": 0}, {"jobs": 0}])
+def test_an_ablation_of_nothing_is_an_error_of_ours(wrong: dict[str, int], tmp_path: Path) -> None:
+    bare = paceline.configure("demo", BARE)
+    with pytest.raises(paceline.PacelineError, match="must be at least 1"):
+        paceline.ablate(paceline.configure(), bare, out=tmp_path / "a", **wrong)
+    with pytest.raises(paceline.PacelineError, match="do not differ"):
+        paceline.ablate(paceline.configure(), paceline.configure(), out=tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_an_interrupted_ablation_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretender = Pretender(tmp_path / "a", {run.name: run for run in demo_plan(seeds=1).runs})
+
+    def launch(words: Sequence[str], log: Path, place: int) -> Child:
+        child = pretender(words, log, place)
+        signal.raise_signal(signal.SIGINT)
+        return child
+
+    monkeypatch.setattr("paceline.lab.ablate.here.local_launch", lambda **_: launch)
+    monkeypatch.setattr("paceline.lab.ablate.schedule.POLL_S", 0.0)
+    config, bare = paceline.configure(), paceline.configure("demo", BARE)
+    with pytest.raises(paceline.PacelineError, match="stopped; the same call goes on where it was"):
+        paceline.ablate(config, bare, seeds=1, out=tmp_path / "a")
+    assert len(pretender.started) == 1
+    assert not (tmp_path / "a" / "ablation.json").exists()
+    monkeypatch.setattr("paceline.lab.ablate.here.local_launch", lambda **_: pretender)
+    assert len(paceline.ablate(config, bare, seeds=1, out=tmp_path / "a").effects) == 4

@@ -5,17 +5,13 @@
 
 import difflib
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline import __version__
 from paceline.core.errors import PacelineError, UserError
-
-SPINS = "5000"
-"""How often a thread of torch's CPU kernels looks for work before it sleeps. By default it spins for milliseconds at
-every barrier, and one other busy process makes a step many times slower; sleeping sooner costs 3 % when alone."""
+from paceline.core.threads import sleep_sooner
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ VERBS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """The console script."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch is first imported
+    sleep_sooner()
     try:
         return _dispatch(arguments)
     except PacelineError as error:

@@ -1,4 +1,4 @@
-"""paceline from Python: a config from a preset, a run with a callback, a run loaded, text from it.
+"""paceline from Python: shards from text, configs from presets, runs with a callback, text from them, comparisons.
 
     config = paceline.configure("demo", {"steps": 200, "model.softcap": None})
     run = paceline.pretrain(config, on_record=print)
@@ -9,7 +9,7 @@ raise `PacelineError` with the line that the command would print. torch is impor
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.checkpoint.run_folder import left_only_if_used, new_run_folder, open_run
-from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.errors import ConfigError, PacelineError, RunError
 from paceline.core.schema import flatten
+from paceline.core.threads import sleep_sooner
+from paceline.data.config import PrepareConfig
 from paceline.evaluate.config import SamplingConfig
 from paceline.lab.technique import with_values
 from paceline.metrics.card import RunCard, read_card
@@ -29,7 +31,10 @@ from paceline.recipes.scaling import parse_scale, scaled, with_steps
 from paceline.train.config import RunConfig
 
 if TYPE_CHECKING:
+    from paceline.data.manifest import DatasetManifest
     from paceline.evaluate.load import LoadedRun
+    from paceline.lab.ablate.result import Ablation
+    from paceline.lab.compare.compare import Comparison
 
 __all__ = [
     "EvalRecord",
@@ -37,11 +42,41 @@ __all__ = [
     "Run",
     "RunConfig",
     "StepRecord",
+    "ablate",
+    "compare",
     "configure",
     "load",
+    "prepare",
     "presets",
     "pretrain",
 ]
+"""The one list of what `import paceline` gives."""
+
+
+def prepare(
+    *inputs: str | Path,
+    out: str | Path,
+    tokenizer: str = "gpt2",
+    val_share: float = 0.005,
+    skip_bad: bool = False,
+    overwrite: bool = False,
+) -> "DatasetManifest":
+    """Text to shards in the folder `out`, for {"data.dir": out}: files (.txt, .jsonl, .jsonl.gz, .parquet) or folders
+    of them. `tokenizer` is gpt2, bytes, bpe-N for one of N tokens trained on this text, or a folder that has one.
+
+    `val_share` of the documents, chosen by a hash of their text, is kept for validation; a single .txt is cut in two.
+    `skip_bad` leaves out what cannot be read; `overwrite` begins anew. Called again it finds all done, or goes on."""
+    from paceline.data.prepare import prepare as prepared
+
+    config = PrepareConfig(
+        inputs=tuple(map(str, inputs)),
+        out=str(out),
+        tokenizer=tokenizer,
+        val_share=val_share,
+        skip_bad=skip_bad,
+        overwrite=overwrite,
+    )
+    return prepared(config)
 
 
 def presets() -> list[str]:
@@ -67,8 +102,10 @@ def configure(name: str = "demo", changes: Mapping[str, Any] | None = None, *, s
 def pretrain(config: RunConfig, *, out: str | Path | None = None, on_record: OnRecord | None = None) -> "Run":
     """Train `config` from step 0 in this process and return the run, in the folder `out` or a new one in `runs/`.
 
-    `on_record` gets every record that goes into metrics.jsonl, of a step or of a validation, soon after it was made. If
-    it returns True the run stops well, with a checkpoint; what it raises ends the run and is raised here."""
+    `on_record` gets every record that goes into metrics.jsonl, of a step or of a validation, soon after it was made, in
+    place of the lines that are printed otherwise. If it returns True the run stops well, with a checkpoint; what it
+    raises ends the run and is raised here."""
+    sleep_sooner()
     from paceline.train.run import start_run
 
     began = time.perf_counter()
@@ -84,6 +121,52 @@ def pretrain(config: RunConfig, *, out: str | Path | None = None, on_record: OnR
 def load(where: str | Path = "latest") -> "Run":
     """A run by its folder, its name under runs/, or "latest". Raises PacelineError if there is none."""
     return Run(open_run(where).path)
+
+
+def compare(runs: "Sequence[Run | str | Path]", *, target: float | None = None) -> "Comparison":
+    """What finished runs show and what is noise: runs that differ in the seed only form a group; each has its mean,
+    spread and noise floor, each two groups their difference with an interval. `target`: a loss to test each mean
+    against. Each look is noted beside the runs, as `paceline compare` does; needs paceline[report]."""
+    if not runs:
+        raise ConfigError("no run was given to compare; give some, of two seeds or more")
+    from paceline.lab.compare.compare import compare as compared
+
+    return compared([one.folder if isinstance(one, Run) else load(one).folder for one in runs], target=target)
+
+
+def ablate(
+    config: RunConfig,
+    against: RunConfig,
+    *,
+    seeds: int = 3,
+    add: bool = True,
+    leave_out: bool = True,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+) -> "Ablation":
+    """Take the difference between two configs apart: train `config`, `against`, `config` without each part, and with
+    `add` `against` with each part alone, over several seeds, and say what each part does.
+
+    A part is a technique that one of the two has, with its settings; steps and validations are those of `config`. Runs
+    are processes, `jobs` at a time (None: one, or one for each GPU), in the folder `out`; called again with the same
+    configs it goes on where it was. Needs paceline[report]."""
+    from paceline.lab.ablate.here import concluded, device_of, jobs_here, launch_here, opened
+    from paceline.lab.ablate.plan import Choice, make_plan
+    from paceline.lab.ablate.schedule import carry_out
+    from paceline.lab.ablate.show import Progress, console_for
+
+    for name, number in (("seeds", seeds), ("jobs", jobs)):
+        if number is not None and number < 1:
+            raise ConfigError(f"--{name} {number} must be at least 1")
+    choice = Choice(seeds=seeds, add=add, leave_out=leave_out, device=device_of(config))
+    plan = make_plan(with_steps(against, config.steps), config, choice)
+    folder = Path(out or f"runs/ablate-{config.preset}")
+    at_a_time = jobs_here(plan, jobs)
+    with opened(plan, folder) as (series, lock), Progress(plan, at_a_time, console_for(json=False)) as progress:
+        carry_out(series, launch_here(plan, at_a_time, lock), jobs=at_a_time, show=progress)
+        if series.stopped_by is not None:
+            raise RunError(f"{folder}: stopped; the same call goes on where it was")
+        return concluded(plan, series)
 
 
 @dataclass(frozen=True)

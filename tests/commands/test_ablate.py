@@ -13,7 +13,6 @@ import pytest
 
 from paceline.cli import main
 from paceline.core.schema import read_json
-from paceline.lab.ablate import children
 from paceline.metrics.card import read_card
 
 TINY = [
@@ -47,7 +46,7 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
         started.append(words)
         return Inside(main(["train", *words]))
 
-    monkeypatch.setattr(children, "local_launch", lambda **_: launch)
+    monkeypatch.setattr("paceline.lab.ablate.here.local_launch", lambda **_: launch)
     monkeypatch.setattr("paceline.lab.ablate.schedule.POLL_S", 0.0)
     return started
 

@@ -180,6 +180,16 @@ def test_a_line_tells_rate_and_time_left() -> None:
     assert "3m20s left" in output(out)  # 400 steps of 2,048 tokens at 4,096 tokens/s
 
 
+def test_a_notebook_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its kernel asks for colour, and rich would write HTML there."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    sink = ConsoleSink(steps=1)
+    sink.step(step_record(1))
+    sink.close()
+    assert capsys.readouterr().out == "step 1/1  loss 3.5000  4,096 tok/s  0.0s left\n"
+
+
 def test_a_terminal_gets_a_live_line_that_goes_away() -> None:
     out = console(terminal=True)
     sink = ConsoleSink(steps=4, console=out)

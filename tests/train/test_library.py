@@ -5,23 +5,27 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import paceline
 from paceline.evaluate.config import SamplingConfig
+from paceline.lab.ablate.parts import parts_of
+from paceline.train.config import RunConfig
 from train.tiny import losses, run, tiny_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "library.md"
 GREEDY = SamplingConfig(temperature=0)
 
 
-def test_from_a_config_to_text_with_a_callback(tmp_path: Path) -> None:
+def test_from_a_config_to_text_with_a_callback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = replace(tiny_config(tmp_path / "data"), steps=6)
     told: list[paceline.StepRecord | paceline.EvalRecord] = []
     began = time.perf_counter()
     trained = paceline.pretrain(config, out=tmp_path / "run", on_record=told.append)
     took = time.perf_counter() - began
+    assert "step" not in capsys.readouterr().out  # the callback says what is to be said
     assert trained.card.finished
     assert trained.card.wall_s is not None
     assert trained.card.wall_s <= took  # of this run, not of the process that it is part of
@@ -79,12 +83,20 @@ def test_a_folder_that_is_taken_and_a_run_that_is_not_there_are_errors_of_ours(t
 
 
 def test_the_code_on_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a small model, and with four steps where the page has two hundred."""
+    """On a small model, and with four steps where the page has two hundred. Of the ablation only its parts are looked
+    at: its runs are processes, which know nothing of the small model."""
+    taken_apart: list[list[str]] = []
+
+    def ablate(config: RunConfig, against: RunConfig, **_: object) -> SimpleNamespace:
+        taken_apart.append([part.key for part in parts_of(against, config)])
+        return SimpleNamespace(effects=[])
+
+    monkeypatch.setattr("paceline.library.ablate", ablate)
     config = tiny_config(tmp_path / "data")
     monkeypatch.setattr("paceline.library.preset", lambda _: config)
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     names: dict[str, object] = {}
     for block in blocks:
         exec(block.replace("200", "4"), names)
@@ -92,3 +104,4 @@ def test_the_code_on_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     *before, last = paceline.load("demo").evaluations
     assert all(record.val_loss is not None and record.val_loss >= 4.0 for record in before)
     assert last.val_loss is not None
+    assert taken_apart == [["softcap", "muon"]]

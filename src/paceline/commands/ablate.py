@@ -1,9 +1,7 @@
 """`paceline ablate`: what does each part of a record buy? torch is imported by the runs alone."""
 
 import contextlib
-import importlib.util
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,9 +10,8 @@ from typing import Any, Literal
 
 from paceline.commands.train import base_config
 from paceline.core.command_line import Bare, Positional, parse
-from paceline.core.environment import environment, usable_cores
 from paceline.core.errors import ConfigError, UserError
-from paceline.lab.ablate.plan import Choice, Plan, keep_plan, make_plan
+from paceline.lab.ablate.plan import Choice, Plan, make_plan
 from paceline.parallel.config import SlurmConfig
 from paceline.recipes.records import PUBLIC
 from paceline.recipes.scaling import parse_scale
@@ -89,6 +86,8 @@ def parse_arguments(argv: Sequence[str], base: RunConfig) -> AblateArgs:
 
 def _plan(argv: Sequence[str], arguments: AblateArgs) -> Plan:
     """The same flags on both presets, at the newer one's number of steps."""
+    from paceline.lab.ablate.here import device_of
+
     public = PUBLIC.get(arguments.preset)
     against = arguments.against or (public.predecessor if public else None)
     if against is None:
@@ -104,35 +103,19 @@ def _plan(argv: Sequence[str], arguments: AblateArgs) -> Plan:
         leave_out=arguments.leave_out,
         base=arguments.base,
         rates=arguments.rates,
-        device=_device(arguments.config) if local else "cuda" if arguments.slurm.gpus else "cpu",
+        device=device_of(arguments.config) if local else "cuda" if arguments.slurm.gpus else "cpu",
         ranks=1 if local else arguments.slurm.nodes * arguments.slurm.ranks_per_node,
     )
     return make_plan(older.config, arguments.config, choice)
 
 
-def _device(config: RunConfig) -> str:
-    """What runs here will choose, as far as can be told without torch."""
-    named = config.train.device
-    return named if named != "auto" else "cuda" if "gpu" in environment() else "cpu"
-
-
-def _gpus(plan: Plan) -> list[str]:
-    """What to write into CUDA_VISIBLE_DEVICES, one for each GPU that we may use."""
-    if plan.choice.device != "cuda":
-        return []
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name.strip() for name in visible.split(",") if name.strip()]
-    return [str(number) for number in range(int(environment().get("gpu_count", 1)))]
-
-
 def _jobs(plan: Plan, arguments: AblateArgs) -> int:
-    """How many runs at a time; a GPU is never shared."""
+    """How many runs at a time."""
     if arguments.launch == "slurm":
         return arguments.jobs or len(plan.runs)
-    gpus = _gpus(plan)
-    if gpus and arguments.jobs is not None and arguments.jobs > len(gpus):
-        raise ConfigError(f"--jobs {arguments.jobs} exceeds the {len(gpus)} GPUs here, and runs do not share one")
-    return arguments.jobs or max(1, len(gpus))
+    from paceline.lab.ablate.here import jobs_here
+
+    return jobs_here(plan, arguments.jobs)
 
 
 def _dry_run(plan: Plan, arguments: AblateArgs, folder: Path, console: Any) -> int:
@@ -151,22 +134,16 @@ def _dry_run(plan: Plan, arguments: AblateArgs, folder: Path, console: Any) -> i
 
 
 def _run(plan: Plan, arguments: AblateArgs, folder: Path, console: Any) -> int:
-    from paceline.lab.ablate.children import local_launch, locked
-    from paceline.lab.ablate.outcomes import outcomes, strangers
-    from paceline.lab.ablate.result import conclude, write_ablation
-    from paceline.lab.ablate.schedule import Series, carry_out
+    from paceline.lab.ablate.here import concluded, launch_here, opened
+    from paceline.lab.ablate.outcomes import strangers
+    from paceline.lab.ablate.result import ABLATION_FILE
+    from paceline.lab.ablate.schedule import carry_out
     from paceline.lab.ablate.show import Progress, show_ablation, show_plan
 
-    if importlib.util.find_spec("scipy") is None:  # better told before the runs than after them
-        raise UserError("paceline ablate needs scipy for its intervals: pip install 'paceline[report]'")
-    jobs, gpus = _jobs(plan, arguments), _gpus(plan)
-    with locked(folder) as lock:
-        keep_plan(plan, folder)
-        series = Series(folder, {one.run.name: one for one in outcomes(plan.runs, folder)})
+    jobs = _jobs(plan, arguments)
+    with opened(plan, folder) as (series, lock):
         show_plan(plan, console)
-        threads = max(1, usable_cores() // jobs) if jobs > 1 and not gpus else None
-        local = local_launch(gpus=gpus, threads=threads, lock=lock)
-        launch = local if arguments.launch == "local" else _slurm_launch(arguments.slurm)
+        launch = launch_here(plan, jobs, lock) if arguments.launch == "local" else _slurm_launch(arguments.slurm)
         with Progress(plan, jobs, console) as progress:
             carry_out(series, launch, jobs=jobs, keep_checkpoints=arguments.keep_checkpoints, show=progress)
         for name in strangers(plan.runs, folder):
@@ -174,10 +151,9 @@ def _run(plan: Plan, arguments: AblateArgs, folder: Path, console: Any) -> int:
         if series.stopped_by is not None:
             console.print(f"{folder}: stopped; the same command goes on where it was", highlight=False)
             return 128 + series.stopped_by
-        ablation = conclude(plan, outcomes(plan.runs, folder), series.failed)
-        path = write_ablation(ablation, folder)
+        ablation = concluded(plan, series)
     show_ablation(ablation, console)
-    console.print(f"{path}", highlight=False)
+    console.print(f"{folder / ABLATION_FILE}", highlight=False)
     if arguments.json:
         print(json.dumps(ablation.as_json(), indent=1))
     return 1 if ablation.not_counted else 0

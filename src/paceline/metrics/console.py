@@ -1,5 +1,8 @@
 """What a person sees while a run goes on: a live line on a terminal, a few plain lines anywhere else."""
 
+import sys
+from typing import TextIO
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
@@ -11,6 +14,11 @@ PLAIN_LINES = 20
 """Step lines of a whole run where there is no terminal; a log should stay readable."""
 
 
+def console_on(file: TextIO, *, width: int | None = None) -> Console:
+    """A terminal only where the stream is one. A notebook asks for colour and is none: it would get escape codes."""
+    return Console(file=file, width=width, force_terminal=file.isatty(), force_jupyter=False)
+
+
 class ConsoleSink:
     """Step, loss, tokens/s and time left; every validation on a line of its own."""
 
@@ -19,7 +27,7 @@ class ConsoleSink:
 
     def __init__(self, *, steps: int, start_step: int = 0, console: Console | None = None) -> None:
         self._steps = steps
-        self._console = console or Console()
+        self._console = console or console_on(sys.stdout)
         self._last_line = start_step * PLAIN_LINES // steps if start_step else -1
         self._progress: Progress | None = None
         self._task = TaskID(0)

@@ -23,7 +23,7 @@ from paceline.metrics.flops import mean_flops_per_token, utilisation
 from paceline.metrics.memory import peak_bytes
 from paceline.metrics.meter import Meter, seconds_since_launch
 from paceline.metrics.records import EvalRecord, read_metrics
-from paceline.metrics.sinks import CallbackSink, FanOut, JsonlSink, OnRecord, fan_out
+from paceline.metrics.sinks import CallbackSink, FanOut, JsonlSink, OnRecord, Sink, fan_out
 from paceline.metrics.trackers import Tracked, check_installed, trackers
 from paceline.parallel.meeting import joined
 from paceline.parallel.ranks import ALONE, Ranks
@@ -61,7 +61,7 @@ class _Launch:
     ranks: Ranks
     stop: StopRequest
     on_record: OnRecord | None = None
-    """Whom the first rank tells, besides files and console."""
+    """Whom the first rank tells besides files, in place of the console."""
     age: Callable[[], float] = seconds_since_launch
     """Seconds since the launch."""
 
@@ -158,16 +158,17 @@ def _begin_or_go_on(launch: _Launch, found: _Found | None) -> Finished:
 def _begin(launch: _Launch) -> Finished:
     parts = assemble_to_fit(launch.resolved, launch.machine, launch.ranks)
     if launch.ranks.first:
-        _say(parts)
+        _say(parts, launch)
         launch.folder.write_config(to_dict(launch.config))
         if parts.tokenizer is not None:
             parts.tokenizer.save(launch.folder.path)
     return _train(launch, parts, _first_card(launch, parts), BEGINNING)
 
 
-def _say(parts: Parts) -> None:
-    """What this machine lacks, and how a step is cut because of its memory."""
-    for line in (*parts.machine.lacks, *([] if parts.fit is None or parts.fit.key is None else [str(parts.fit)])):
+def _say(parts: Parts, launch: _Launch) -> None:
+    """What this machine lacks and, where there is a console, how a step is cut because of its memory."""
+    cut = launch.on_record is None and parts.fit is not None and parts.fit.key is not None
+    for line in (*parts.machine.lacks, *([str(parts.fit)] if cut else [])):
         print(line)
 
 
@@ -275,9 +276,11 @@ def _sinks(launch: _Launch, log: JsonlSink | None, card: RunCard, position: Posi
         start_step=position.step,
         settings=to_dict(config),
     )
-    console = ConsoleSink(steps=config.steps, start_step=position.step)
-    callback = [] if launch.on_record is None else [CallbackSink(launch.on_record, launch.stop.ask)]
-    return fan_out([log, console, *trackers(config.metrics, run), *callback])
+    if launch.on_record is None:
+        told: Sink = ConsoleSink(steps=config.steps, start_step=position.step)
+    else:
+        told = CallbackSink(launch.on_record, launch.stop.ask)
+    return fan_out([log, *trackers(config.metrics, run), told])
 
 
 def _waiter(machine: Machine) -> Callable[[], object]:

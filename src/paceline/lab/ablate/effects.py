@@ -206,12 +206,12 @@ def waterfall(plan: Plan, results: Mapping[str, ArmResult], effects: Sequence[Ef
     steps = {part: basic.fmean(values) for part, values in by_part.items()}
     missing = not plan.whole or any(part.key not in steps for part in plan.parts)
     return [
-        {"label": plan.base.preset, "value": start, "kind": "start"},
+        {"label": plan.names[0], "value": start, "kind": "start"},
         *({"label": part, "value": value, "kind": "step"} for part, value in steps.items()),
         {
             "label": "interaction and what was not run" if missing else "interaction",
             "value": end - start - sum(steps.values()),
             "kind": "interaction",
         },
-        {"label": plan.full.preset, "value": end, "kind": "end"},
+        {"label": plan.names[1], "value": end, "kind": "end"},
     ]

@@ -1,10 +1,11 @@
 """The diff between two presets as parts that can be taken out and put in one by one. No torch.
 
 A part is a technique that one of the two presets has and the other has not, with those of its fields that differ.
-Which has it is asked of the presets at full size, whose values the techniques name; the values are those of the configs
-that are run. Techniques that share a field are one part, and so are those that a config only accepts together. What no
-technique explains (a cool-down that follows the length of the run, say) is one part called `rest`. A run's name, its
-length and how it is judged are no parts: arms are compared at equal steps, by the same validations.
+Which has it is asked of the presets at full size, whose values the techniques name, or of two configs of one preset
+themselves; the values are those of the configs that are run. Techniques that share a field are one part, and so are
+those that a config only accepts together. What no technique explains (a cool-down that follows the length of the run,
+say) is one part called `rest`. A run's name, its length and how it is judged are no parts: arms are compared at equal
+steps, by the same validations.
 """
 
 import functools
@@ -79,7 +80,8 @@ def judged_alike(base: RunConfig, full: RunConfig) -> RunConfig:
 
 def parts_of(base: RunConfig, full: RunConfig) -> list[Part]:
     """The diff from `base` to `full`, every field that differs in exactly one part."""
-    before, after = _techniques_of(base.preset), _techniques_of(full.preset)
+    one_preset = base.preset == full.preset
+    before, after = (_techniques_of(config if one_preset else preset(config.preset)) for config in (base, full))
     differing = {c.field: c for c in changes(base, full) if not c.field.startswith(NEVER_A_PART)}
     switched = [
         (technique, fields)
@@ -103,9 +105,9 @@ def _between(differing: Mapping[str, Change], fields: set[str]) -> list[Change]:
 
 
 @functools.cache
-def _techniques_of(name: str) -> frozenset[str]:
-    """Keys of the techniques that a preset has."""
-    return frozenset(key for key, technique in TECHNIQUES.items() if is_in(technique, preset(name)))
+def _techniques_of(config: RunConfig) -> frozenset[str]:
+    """Keys of the techniques that a config has."""
+    return frozenset(key for key, technique in TECHNIQUES.items() if is_in(technique, config))
 
 
 def _part(techniques: list[Technique], fields: list[Change], after: frozenset[str]) -> Part:

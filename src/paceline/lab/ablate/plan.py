@@ -87,6 +87,12 @@ class Plan:
     """No part of the diff that can act is missing."""
 
     @property
+    def names(self) -> tuple[str, str]:
+        """Of the older and the newer config, for people."""
+        older, newer = self.base.preset, self.full.preset
+        return (f"{newer} without these" if older == newer else older), newer
+
+    @property
     def seeds(self) -> list[int]:
         return [self.full.seed + number for number in range(self.choice.seeds)]
 

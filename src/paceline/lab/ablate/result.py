@@ -11,6 +11,7 @@ from paceline.lab.ablate.effects import ArmResult, Effect, arm_results, effects_
 from paceline.lab.ablate.outcomes import Outcome
 from paceline.lab.ablate.plan import Plan
 from paceline.metrics.card import RunCard
+from paceline.recipes.presets import preset
 
 ABLATION_FILE = "ablation.json"
 FORMAT = 1
@@ -27,12 +28,18 @@ class Ablation:
     why_indicative: str | None
     made: str
 
+    @property
+    def waterfall(self) -> list[dict[str, Any]]:
+        """Bars from the older config's loss to the newer one's, each with label, value and kind."""
+        return waterfall(self.plan, self.results, self.effects)
+
     def as_json(self) -> dict[str, Any]:
         plan, choice = self.plan, self.plan.choice
+        against, newer = plan.names
         return {
             "format": FORMAT,
-            "preset": plan.full.preset,
-            "against": plan.base.preset,
+            "preset": newer,
+            "against": against,
             "scale": None if choice.scale == "1" else choice.scale,
             "indicative": self.why_indicative is not None,
             "why_indicative": self.why_indicative,
@@ -44,7 +51,7 @@ class Ablation:
             "left_out": [{"arm": name, "why": why} for name, why in plan.left_out],
             "not_counted": [{"run": name, "why": why} for name, why in self.not_counted],
             "effects": [_effect_json(effect) for effect in self.effects],
-            "waterfall": waterfall(plan, self.results, self.effects),
+            "waterfall": self.waterfall,
             "exchange": exchange_of(self.results.get("full")),
         }
 
@@ -95,7 +102,10 @@ def hardware_of(card: RunCard) -> str:
 
 def _why_indicative(plan: Plan, cards: Sequence[RunCard]) -> str | None:
     """Small models and slow machines point at an answer for the full size; they do not give it."""
+    width, usual = plan.full.model.width, preset(plan.full.preset).model.width
     reasons = [] if plan.choice.scale == "1" else [f"scale {plan.choice.scale}"]
+    if not reasons and width != usual:
+        reasons.append(f"width {width} instead of {usual}")
     if any(card.device == "cpu" for card in cards):
         reasons.append("CPU")
     return ", ".join(reasons) or None

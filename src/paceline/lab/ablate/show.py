@@ -14,6 +14,7 @@ from paceline.lab.ablate.estimate import duration, told
 from paceline.lab.ablate.plan import Plan
 from paceline.lab.ablate.result import Ablation
 from paceline.lab.ablate.schedule import Series
+from paceline.metrics.console import console_on
 from paceline.metrics.records import read_metrics
 
 REDRAW_S = 1.0
@@ -180,4 +181,4 @@ def _closing_lines(ablation: Ablation, values: dict) -> list[str]:
 def console_for(json: bool) -> Console:
     """Where people read: the error stream, if a program reads the other one. A file is as wide as the tables are."""
     file = sys.stderr if json else sys.stdout
-    return Console(file=file, width=None if file.isatty() else WIDTH)
+    return console_on(file, width=None if file.isatty() else WIDTH)
