@@ -26,7 +26,8 @@ from journeys.smaller import smaller, smaller_config, verb_of, with_steps_that_e
 from journeys.world import World, hub_of, paragraphs
 from paceline.checkpoint.run_folder import RUNS
 from paceline.cli import main
-from paceline.lab.ablate import children
+from paceline.lab.ablate import here
+from paceline.train.config import RunConfig
 from test_documents import ROOT
 
 PATIENCE_S = 60
@@ -84,8 +85,7 @@ class Runner:
     def python(self, block: str, patch: pytest.MonkeyPatch) -> Outcome:
         """A block in the page's namespace. One that speaks to a server has it."""
         self.world.furnish_python(block)
-        real = paceline.pretrain
-        patch.setattr(paceline, "pretrain", lambda config, **more: real(smaller_config(config), **more))
+        _small_library(patch)
         if (port := re.search(r"localhost:(\d+)", block)) is None:
             with _heard() as (out, err):
                 exec(compile(block, "a page", "exec"), self.names)
@@ -103,12 +103,24 @@ class Runner:
         return with_steps_that_exist(words)
 
 
+def _small_library(patch: pytest.MonkeyPatch) -> None:
+    """What `smaller` does for commands."""
+    pretrain, ablate = paceline.pretrain, paceline.ablate
+
+    def small_ablation(config: RunConfig, against: RunConfig, **more: Any) -> Any:
+        _stand_ins(["ablate"], patch)
+        return ablate(smaller_config(config), smaller_config(against), **more | {"seeds": 1})
+
+    patch.setattr(paceline, "pretrain", lambda config, **more: pretrain(smaller_config(config), **more))
+    patch.setattr(paceline, "ablate", small_ablation)
+
+
 def _stand_ins(words: list[str], patch: pytest.MonkeyPatch) -> None:
     """For what is not on this machine, and for the processes of an ablation, each of which would import torch."""
     if any(word.startswith("hf:") for word in words):
         patch.setitem(sys.modules, "datasets", Datasets([{"text": text} for text in paragraphs()]))
     if words[0] == "ablate":
-        patch.setattr(children, "local_launch", lambda **_: lambda run, log, place: Inside(main(["train", *run])))
+        patch.setattr(here, "local_launch", lambda **_: lambda run, log, place: Inside(main(["train", *run])))
         patch.setattr("paceline.lab.ablate.schedule.POLL_S", 0.0)
 
 
