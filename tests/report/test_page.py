@@ -15,6 +15,7 @@ import pytest
 
 from paceline.commands.report import report
 from paceline.core.errors import RunError, UserError
+from paceline.metrics.card import Evaluation
 from paceline.report import page
 from paceline.report.charts import as_script, chart_data, loss_points
 from paceline.report.markup import element
@@ -68,6 +69,22 @@ def test_notes_of_a_run_are_folded_unless_it_is_unfinished(tmp_path: Path) -> No
     assert f"<details><summary>Notes on the card (1)</summary><ul><li>{choice}.</li></ul></details>" in finished
     unfinished = text_of([write_run(tmp_path / "b", steps=40, done=20, notes=(choice,))], tmp_path / "b.html")
     assert "<details open><summary>Notes on the card (1)</summary>" in unfinished
+
+
+def test_what_a_run_was_judged_by_is_shown(tmp_path: Path) -> None:
+    book = Evaluation(
+        kind="text",
+        name="<book>.txt",
+        step=40,
+        made="2026-11-16T12:00:00+00:00",
+        figures={"loss": 3.25, "bits_per_byte": 1.5, "odd": float("nan")},
+        of={"bytes": 1000},
+        positions=((0, 15, True, 16, 5.5), (256, 511, False, 1_256, 3.0)),
+    )
+    text = text_of([write_run(tmp_path / "a", steps=40, evaluations=(book,))], tmp_path / "a.html")
+    assert "text &lt;book&gt;.txt</td><td>40</td><td>loss 3.2500, bits per byte 1.5000, odd –" in text
+    assert "<td>256 to 511</td><td>beyond</td><td>1,256</td><td>3.0000</td>" in text
+    assert "Judged after training" not in text_of([write_run(tmp_path / "b", steps=40)], tmp_path / "b.html")
 
 
 def test_nothing_is_loaded_from_anywhere(tmp_path: Path) -> None:

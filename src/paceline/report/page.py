@@ -17,6 +17,7 @@ from paceline.report.markup import Markup, element, join, raw
 from paceline.report.sections.ablation import ablations
 from paceline.report.sections.about import about
 from paceline.report.sections.cost import cost
+from paceline.report.sections.evaluations import evaluations
 from paceline.report.sections.loss import loss, samples, schedule, validations
 from paceline.report.sections.results import results
 from paceline.report.sections.settings import configuration, environment
@@ -24,8 +25,8 @@ from paceline.report.subject import Subject, load_subject
 from paceline.report.words import Statistics
 
 PARTS = (
-    "about", "ablation", "results", "curves", "validations", "schedule", "cost", "samples", "configuration",
-    "environment",
+    "about", "ablation", "results", "curves", "validations", "evaluations", "schedule", "cost", "samples",
+    "configuration", "environment",
 )  # fmt: skip
 """Names of the sections, in their order."""
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -50,6 +51,7 @@ def sections_of(subject: Subject, statistics: Statistics | None, title: str | No
         results(subject, statistics),
         loss(subject),
         validations(subject),
+        evaluations(subject),
         schedule(subject),
         cost(subject),
         samples(subject.runs),
