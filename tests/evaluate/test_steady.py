@@ -6,15 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor.utils import run_and_get_code
 
 from model.lively import WINDOWS, lively, small
+from paceline.core.probe import compiler
+from paceline.evaluate import steady as steady_module
 from paceline.evaluate.config import SamplingConfig
-from paceline.evaluate.decode import Decoder, logits_without_cache
+from paceline.evaluate.decode import Decoder, Place, logits_without_cache, plan_plainly
 from paceline.evaluate.draw import choose
 from paceline.evaluate.generate import Writing, _one_by_one, _steadily
 from paceline.evaluate.prepare import prepared
-from paceline.evaluate.steady import Steady
-from paceline.kernels.attention import attend_dense, attend_one
+from paceline.evaluate.steady import Steady, plan_cells
 from paceline.model.gpt import GPT
 from paceline.model.linear import linear, row_product
 from paceline.recipes.presets import PRESETS
@@ -102,34 +104,66 @@ def test_texts_of_all_kinds_share_a_step() -> None:
         assert [first[slot], *(ids[slot] for ids in steps)] == alone
 
 
-@pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_the_step_is_one_graph_for_the_compiler(slots: int) -> None:
-    """With the sums of products that only compiled code should use, here run as they are."""
-    model = small("blocks")
-    decoder = Decoder(prepared(model, compiled=True), window=128, max_tokens=200, slots=slots)
-    steady = Steady(decoder)
-    steady.attend_over = attend_one
-    steady.following = torch.compile(steady._following, fullgraph=True, dynamic=False, backend="eager")
-    decoder.feed(torch.tensor([[0, 5, 6]] * slots))
+@torch.library.custom_op("paceline_tests::attend_cells", mutates_args=("keys", "values"))
+def stand_in(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: float) -> Tensor:
+    """What the kernel of the same name does, on a CPU."""
+    slots, _, cells = (seen == 2).nonzero(as_tuple=True)
+    place = Place(0, (slots * seen.size(2) + cells)[:, None], seen > 0)
+    return plan_plainly(place, scale)(q, k, v, keys, values).contiguous()
+
+
+@stand_in.register_fake
+def _(q: Tensor, *others: Tensor | float) -> Tensor:
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+def compiled_steady(decoder: Decoder, monkeypatch: pytest.MonkeyPatch, *, backend: str) -> Steady:
+    """As on a GPU, with the operator of that signature."""
+    kernels = pytest.importorskip("paceline.kernels.attention_cells")
+    monkeypatch.setattr(kernels, "attend_cells", stand_in)
+    monkeypatch.setattr(steady_module, "plan_for", lambda _: plan_cells)
+    compile_plainly = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda *given, **named: compile_plainly(*given, **named, backend=backend))
+    return Steady(decoder, compiled=True)
+
+
+def check_greedy(steady: Steady, model: GPT) -> None:
+    slots = len(steady.decoder.lengths)
+    steady.decoder.feed(torch.tensor([[0, 5, 6]] * slots))
     for slot in range(slots):
         steady.begin(slot, 7)
     steps = [steady.launch([writing(GREEDY)] * slots).wait()[-1] for _ in range(10)]
     assert steps == list(_one_by_one(model, [0, 5, 6, 7], writing(GREEDY), 128, 10, True))
 
 
-def test_attention_of_one_query_equals_the_dense_one() -> None:
-    generator = torch.Generator().manual_seed(0)
-    q = torch.randn(3, 1, 4, 8, generator=generator)
-    k, v = (torch.randn(3, 50, 2, 8, generator=generator) for _ in range(2))
-    mask = torch.rand(3, 1, 50, generator=generator) < 0.5
-    torch.testing.assert_close(attend_one(q, k, v, mask, scale=0.3), attend_dense(q, k, v, mask, scale=0.3))
+@pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_step_is_one_graph_for_the_compiler(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small("blocks")
+    decoder = Decoder(prepared(model), window=128, max_tokens=200, slots=slots)
+    steady = compiled_steady(decoder, monkeypatch, backend="aot_eager")
+    assert steady.following != steady._following
+    check_greedy(steady, model)
+
+
+@pytest.mark.slow
+def test_compiled_code_copies_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is as large as a cache would be one: a ring has 200 cells, everything else is smaller."""
+    if not compiler("cpu").usable:
+        pytest.skip("torch.compile cannot be used here")
+    model = small("blocks")
+    decoder = Decoder(prepared(model), window=128, max_tokens=200, slots=2)
+    steady, (code,) = run_and_get_code(compiled_steady, decoder, monkeypatch, backend="inductor")
+    assert code.count("paceline_tests.attend_cells") >= len(decoder.keys)
+    assert "(2, 200, 2, 8), (3200, 16, 8, 1), torch.float32" not in code.split("def call(")[1].split("def ")[0]
+    check_greedy(steady, model)
 
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_row_product_is_the_linear_one(rows: int) -> None:
     generator, precision = torch.Generator().manual_seed(0), small("none").config.precision
     x, weight = torch.randn(1, rows, 16, generator=generator), torch.randn(24, 16, generator=generator)
-    torch.testing.assert_close(row_product(x, weight, precision), linear(x, weight, precision))
+    traced = torch.compile(row_product, backend="eager", fullgraph=True)
+    torch.testing.assert_close(traced(x, weight, precision), linear(x, weight, precision))
 
 
 def test_a_prepared_model_shares_its_tables_and_leaves_the_original_as_it_was() -> None:

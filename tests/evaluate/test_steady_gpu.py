@@ -53,7 +53,7 @@ def test_a_recorded_step_writes_the_same_as_a_whole_pass(slots: int, compiled: b
     if compiled and not compiler("cuda").usable:
         pytest.skip("torch.compile cannot be used here")
     model = r18("fp32")
-    decoder = Decoder(prepared(model, compiled=compiled), window=WINDOW, max_tokens=1024, slots=slots)
+    decoder = Decoder(prepared(model), window=WINDOW, max_tokens=1024, slots=slots)
     steady = Steady(decoder, compiled=compiled)
     vocab, seen = model.config.vocab_size, {}
 
@@ -98,7 +98,7 @@ def test_compiled_bf16_logits_are_those_of_single_launches_up_to_rounding(slots:
         pytest.skip("torch.compile cannot be used here")
     model, tokens = r18("bf16"), torch.tensor([prompt_of(300, 1)] * slots, device="cuda")
     plain = Decoder(model, window=WINDOW, max_tokens=1024, slots=slots)
-    steady = Steady(Decoder(prepared(model, compiled=True), window=WINDOW, max_tokens=1024, slots=slots), compiled=True)
+    steady = Steady(Decoder(prepared(model), window=WINDOW, max_tokens=1024, slots=slots), compiled=True)
     plain.feed(tokens)
     steady.decoder.feed(tokens)
     for slot in range(slots):

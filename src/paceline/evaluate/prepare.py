@@ -15,10 +15,9 @@ from paceline.model.gpt import GPT
 from paceline.model.linear import row_product
 
 
-def prepared(model: GPT, *, compiled: bool = False) -> GPT:
+def prepared(model: GPT) -> GPT:
     """A copy that shares the tables. Matrices are kept in the format of their products, to which every pass would cast
-    them otherwise, and one matrix gives queries, keys and values. `compiled`: the step of one text will be,
-    and its products are sums of their own."""
+    them otherwise, and one matrix gives queries, keys and values."""
     lean = copy.deepcopy(model, {id(table): table for table in model.embeddings.parameters()})
     config, dtype = replace(model.config, qkv="fused"), torch_dtype(model.config.precision.compute)
     _ = config.value_table_of_layer  # worked out once, under a lock that the compiler cannot take (Python 3.11)
@@ -27,9 +26,9 @@ def prepared(model: GPT, *, compiled: bool = False) -> GPT:
             _join(module)
         if isinstance(module, GPT | Block | SelfAttention | MLP | Embeddings):
             module.config = config
-        if compiled and isinstance(module, SelfAttention):
+        if isinstance(module, SelfAttention):
             module.attend_from = functools.partial(attend_from_plain, product=row_product)
-        if compiled and isinstance(module, MLP):
+        if isinstance(module, MLP):
             module.feed_forward = functools.partial(feed_forward, product=row_product)
     classes = lean.parameter_classes()
     for parameter in (*classes["matrices"].values(), *classes["head"].values()):

@@ -17,10 +17,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paceline.core.probe import triton
 from paceline.evaluate.config import SamplingConfig
-from paceline.evaluate.decode import NOWHERE, Decoder
+from paceline.evaluate.decode import NOWHERE, AttendOver, Decoder, Place, PlanOver, plan_plainly
 from paceline.evaluate.draw import Dials, Kind, draw_all, draw_few, draw_sorted, kind_of
-from paceline.kernels.attention import attend_dense, attend_one
 
 LENGTH, KIND, TEMPERATURE, TOP_K, TOP_P, UNIFORM = range(6)
 """Rows of what the host tells a step, a column for each slot; fp32 holds lengths up to 2^24 exactly."""
@@ -57,6 +57,28 @@ class Ids:
         return found
 
 
+def plan_for(decoder: Decoder) -> PlanOver:
+    """Our kernel for one token a text where there is a GPU with Triton and it knows the width of the heads."""
+    if decoder.window.device.type != "cuda" or not triton().usable:
+        return plan_plainly
+    from paceline.kernels.attention_cells import WIDTHS
+
+    return plan_cells if decoder.model.config.head_dim in WIDTHS else plan_plainly
+
+
+def plan_cells(place: Place, scale: float) -> AttendOver:
+    """One token for each slot."""
+    from paceline.kernels.attention_cells import attend_cells, mark_seen
+
+    seen = mark_seen(place.cells, place.mask)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        attended: Tensor = attend_cells(q, k, v, keys, values, seen, scale)
+        return attended
+
+    return attend
+
+
 class Steady:
     """The step of a decoder whose slots are all free."""
 
@@ -69,7 +91,7 @@ class Steady:
         self.host_inputs = [torch.zeros(6, slots, pin_memory=self.on_gpu) for _ in range(IN_FLIGHT)]
         self.host_ids = [torch.zeros(slots, dtype=torch.long, pin_memory=self.on_gpu) for _ in range(IN_FLIGHT)]
         self.launched = 0
-        self.attend_over = attend_one if compiled else attend_dense
+        self.plan = plan_for(decoder)
         self.following = torch.compile(self._following, fullgraph=True, dynamic=False) if compiled else self._following
         self.replay: Callable[[], None] = self._recorded() if self.on_gpu else self._step
 
@@ -111,7 +133,7 @@ class Steady:
         """Logits (slots, vocabulary) after these tokens, and what each slot is fed next."""
         d = self.decoder
         starts = inputs[LENGTH].long()
-        x = d.append(tokens[:, None], starts, first=0, used=d.cells, attend_over=self.attend_over)
+        x = d.append(tokens[:, None], starts, first=0, used=d.cells, plan=self.plan)
         logits = d.model.head_of(x)[:, 0, : self._vocab_size]  # padding columns are no tokens
         return logits, torch.where(inputs[KIND] > 0, draw_few(logits, Dials(*inputs[TEMPERATURE:])), tokens)
 

@@ -26,9 +26,9 @@ Product = Callable[[Tensor, Tensor, PrecisionConfig], Tensor]
 
 
 def row_product(x: Tensor, weight: Tensor, precision: PrecisionConfig) -> Tensor:
-    """`linear`, of a single row as a sum of products: compiled, that is one kernel together with what precedes and
-    follows it. Uncompiled it would be slow."""
-    if x.numel() > x.size(-1):
+    """`linear`; where that of a single row is compiled, a sum of products, which is one kernel together with what
+    precedes and follows it. Uncompiled that would be slow."""
+    if x.numel() > x.size(-1) or not torch.compiler.is_compiling():
         return linear(x, weight, precision)
     dtype = torch_dtype(precision.compute)
     return (x.to(dtype)[..., None, :].float() * weight.to(dtype).float()).sum(-1).to(dtype)
