@@ -141,7 +141,7 @@ def test_the_step_is_one_graph_for_the_compiler(slots: int, monkeypatch: pytest.
     model = small("blocks")
     decoder = Decoder(prepared(model), window=128, max_tokens=200, slots=slots)
     steady = compiled_steady(decoder, monkeypatch, backend="aot_eager")
-    assert steady.following != steady._following
+    assert steady.compiled
     check_greedy(steady, model)
 
 
@@ -155,6 +155,21 @@ def test_compiled_code_copies_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     steady, (code,) = run_and_get_code(compiled_steady, decoder, monkeypatch, backend="inductor")
     assert code.count("paceline_tests.attend_cells") >= len(decoder.keys)
     assert "(2, 200, 2, 8), (3200, 16, 8, 1), torch.float32" not in code.split("def call(")[1].split("def ")[0]
+    check_greedy(steady, model)
+
+
+def test_a_compiler_that_fails_is_told_of_and_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> None:
+        raise RuntimeError("ptxas is missing\nand much more")
+
+    model = small("blocks")
+    decoder = Decoder(prepared(model), window=128, max_tokens=200)
+    steady = compiled_steady(decoder, monkeypatch, backend=broken)
+    (said,) = (record.getMessage() for record in caplog.records if record.name == "paceline.evaluate.steady")
+    assert said == "the step is not compiled: backend='broken' raised: RuntimeError: ptxas is missing"
+    assert not steady.compiled
     check_greedy(steady, model)
 
 

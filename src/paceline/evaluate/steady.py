@@ -9,6 +9,7 @@ kernels of record 18 would take the host several milliseconds a token.
 On a CPU the same step runs kernel by kernel, which is how tests compare it with `Decoder.feed`.
 """
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,13 +23,15 @@ from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.decode import NOWHERE, AttendOver, Decoder, Place, PlanOver, plan_plainly
 from paceline.evaluate.draw import Dials, Kind, draw_all, draw_few, draw_sorted, kind_of
 
+log = logging.getLogger(__name__)
+
 LENGTH, KIND, TEMPERATURE, TOP_K, TOP_P, UNIFORM = range(6)
 """Rows of what the host tells a step, a column for each slot; fp32 holds lengths up to 2^24 exactly."""
 KINDS: dict[Kind, float] = {"greedy": 1.0, "few": 1.0, "all": 2.0, "sorted": 3.0}
 """What stands in the row KIND; 0: this slot does not advance. Kinds of 1 are drawn within the graph, the others after
 it and only where some text asks for them."""
 WARM_UP_STEPS = 3
-"""Before recording: libraries choose their kernels, the compiler compiles."""
+"""Before recording: libraries choose their kernels."""
 IN_FLIGHT = 2
 """Steps whose ids may be waited for at the same time."""
 
@@ -92,7 +95,8 @@ class Steady:
         self.host_ids = [torch.zeros(slots, dtype=torch.long, pin_memory=self.on_gpu) for _ in range(IN_FLIGHT)]
         self.launched = 0
         self.plan = plan_for(decoder)
-        self.following = torch.compile(self._following, fullgraph=True, dynamic=False) if compiled else self._following
+        self.following: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._following
+        self.compiled = compiled and self._compiles()
         self.replay: Callable[[], None] = self._recorded() if self.on_gpu else self._step
 
     def begin(self, slot: int, token: int) -> None:
@@ -155,6 +159,20 @@ class Steady:
         done = torch.cuda.Event()
         done.record()
         return Ids(host, done)
+
+    @torch.no_grad()
+    def _compiles(self) -> bool:
+        """Compile the step by taking one. A compiler may fail at this after all that could be asked of it before; then
+        the step is what it was."""
+        try:
+            self.following = torch.compile(self._following, fullgraph=True, dynamic=False)
+            self._step()
+        except Exception as error:
+            lines = (str(error).strip() or type(error).__name__).splitlines()
+            log.warning("the step is not compiled: %s", " ".join(lines[:2]))  # who failed, and with what
+            self.following = self._following
+            return False
+        return True
 
     @torch.no_grad()
     def _recorded(self) -> Callable[[], None]:
