@@ -2,7 +2,7 @@
 the cache and then `attend_dense`.
 
 While one text is written there is one query a head, and PyTorch's kernels leave most of a GPU idle. Here a program
-takes one head and `CELLS` cells of a ring: one tile, no loop. What the mask hides is not read, and a program that sees
+takes one head and some cells of a ring: one tile, no loop. What the mask hides is not read, and a program that sees
 nothing ends at once. A second kernel joins the parts by their maxima and sums, in a fixed order. The program at the new
 token's cell takes key and value from the arguments and puts them into the cache; as nobody reads that cell, nobody has
 to wait for it, and there is no write of its own before.
@@ -16,8 +16,9 @@ from torch import Tensor
 from paceline.kernels.attention_ranges import HIDDEN, LOG2_E, LOWEST
 
 WIDTHS = (16, 32, 64, 128, 256)
-CELLS, WARPS = 64, 4
-"""Cells of one program: record 18 has 2,048 a ring and six heads, so one text keeps up to 192 programs busy."""
+CELLS, TILE, WARPS = 64, 8_192, 4
+"""Cells of one program, as long as its keys are no more than TILE numbers, which registers hold. Record 18 has rings of
+2,048 cells and six heads, so one text keeps up to 192 programs busy."""
 PARTS = 32
 """Parts that are joined at a time."""
 OLD, NEW = tl.constexpr(1), tl.constexpr(2)
@@ -53,23 +54,23 @@ def attention_cells_part(
     cells = part * CELLS + tl.arange(0, CELLS)
     seen = tl.load(seen_ptr + text * ring + cells, mask=cells < ring, other=0)
     if tl.max(seen, 0) > 0:
-        column = tl.arange(0, WIDTH)[None, :]
+        column = tl.arange(0, WIDTH)
         is_new = (seen == NEW)[:, None]
         is_old = (seen == OLD)[:, None]
-        place = ((text * ring + cells) * kv_heads + kv_head)[:, None] * WIDTH + column
-        new_k = tl.load(k_ptr + text * k_stride + kv_head * WIDTH + column)
-        new_v = tl.load(v_ptr + text * v_stride + kv_head * WIDTH + column)
+        place = ((text * ring + cells) * kv_heads + kv_head)[:, None] * WIDTH + column[None, :]
+        new_k = tl.load(k_ptr + text * k_stride + kv_head * WIDTH + column)[None, :]
+        new_v = tl.load(v_ptr + text * v_stride + kv_head * WIDTH + column)[None, :]
         keys = tl.where(is_new, new_k, tl.load(keys_ptr + place, mask=is_old, other=0.0))
         values = tl.where(is_new, new_v, tl.load(values_ptr + place, mask=is_old, other=0.0))
         writes = is_new & (head % GROUP == 0)  # of a group's heads one is enough
         tl.store(keys_ptr + place, keys, mask=writes)
         tl.store(values_ptr + place, values, mask=writes)
         q = tl.load(q_ptr + text * q_stride + head * WIDTH + column).to(tl.float32) * scale_log2
-        score = tl.where(seen > 0, tl.sum(keys.to(tl.float32) * q, 1), HIDDEN)
+        score = tl.where(seen > 0, tl.sum(keys.to(tl.float32) * q[None, :], 1), HIDDEN)
         largest = tl.max(score, 0)
         weight = tl.exp2(score - largest)
         mixed = tl.sum(weight[:, None] * values.to(tl.float32), 0)
-        tl.store(mixed_ptr + row * WIDTH + tl.arange(0, WIDTH), mixed)
+        tl.store(mixed_ptr + row * WIDTH + column, mixed)
         tl.store(largest_ptr + row, largest)
         tl.store(total_ptr + row, tl.sum(weight, 0))
     else:
@@ -106,6 +107,10 @@ def attention_cells_join(
     tl.store(out_ptr + row * WIDTH + column, (acc / total).to(out_ptr.dtype.element_ty))
 
 
+def cells_of_part(width: int) -> int:
+    return min(CELLS, TILE // width)
+
+
 def mark_seen(cells: Tensor, mask: Tensor) -> Tensor:
     """(B, 1, ring) uint8 from the new tokens' cells (B, 1), counted through all slots, and the mask (B, 1, ring), which
     shows each of them itself: 0, OLD or NEW."""
@@ -123,7 +128,8 @@ def attend_cells(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, 
     themselves: with a view torch 2.11 would copy the whole cache there and back."""
     q, k, v = (heads if heads[0, 0].is_contiguous() else heads.contiguous() for heads in (q, k, v))
     (batch, _, heads, width), ring = q.shape, keys.size(1)
-    parts = triton.cdiv(ring, CELLS)
+    cells = cells_of_part(width)
+    parts = triton.cdiv(ring, cells)
     mixed = q.new_empty((batch, heads, parts, width), dtype=torch.float32)
     largest, total = q.new_empty((2, batch, heads, parts), dtype=torch.float32)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -144,7 +150,7 @@ def attend_cells(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, 
         v.stride(0),
         GROUP=heads // k.size(2),
         WIDTH=width,
-        CELLS=CELLS,
+        CELLS=cells,
         num_warps=WARPS,
     )
     attention_cells_join[(batch * heads,)](
