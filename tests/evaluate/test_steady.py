@@ -15,10 +15,11 @@ from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.decode import Decoder, Place, logits_without_cache, plan_plainly
 from paceline.evaluate.draw import choose
 from paceline.evaluate.generate import Writing, _one_by_one, _steadily
-from paceline.evaluate.prepare import prepared
+from paceline.evaluate.prepare import prepared, row_product
 from paceline.evaluate.steady import Steady, plan_cells
 from paceline.model.gpt import GPT
-from paceline.model.linear import linear, row_product
+from paceline.model.linear import linear
+from paceline.model.norm import rms_norm
 from paceline.recipes.presets import PRESETS
 from paceline.recipes.scaling import scaled
 
@@ -173,12 +174,12 @@ def test_a_compiler_that_fails_is_told_of_and_done_without(
     check_greedy(steady, model)
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_a_row_product_is_the_linear_one(rows: int) -> None:
+def test_a_row_product_is_the_linear_one_of_the_row_or_its_norm() -> None:
     generator, precision = torch.Generator().manual_seed(0), small("none").config.precision
-    x, weight = torch.randn(1, rows, 16, generator=generator), torch.randn(24, 16, generator=generator)
-    traced = torch.compile(row_product, backend="eager", fullgraph=True)
-    torch.testing.assert_close(traced(x, weight, precision), linear(x, weight, precision))
+    x, weight = torch.randn(1, 1, 16, generator=generator), torch.randn(24, 16, generator=generator)
+    torch.testing.assert_close(row_product(x, weight, precision), linear(x, weight, precision))
+    normed = linear(rms_norm(x, 0.1), weight, precision)
+    torch.testing.assert_close(row_product(x, weight, precision, norm_eps=0.1), normed)
 
 
 def test_a_prepared_model_shares_its_tables_and_leaves_the_original_as_it_was() -> None:
