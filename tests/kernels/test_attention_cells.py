@@ -49,7 +49,7 @@ def test_the_kernels_compile_for_hopper(kernel: Any, width: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11), (torch.float32, 1e-6)]
+    ("dtype", "tolerance"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11), (torch.float32, 5e-6)]
 )  # sums are in fp32; the output is rounded once
 @pytest.mark.parametrize("shape", [(6, 6, 128), (8, 2, 64), (4, 1, 256), (2, 2, 16)])
 def test_rings_on_a_gpu(shape: tuple[int, int, int], dtype: torch.dtype, tolerance: float) -> None:

@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.core.probe import triton
+from paceline.core.probe import compiler
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.decode import NOWHERE, AttendOver, Decoder, Place, PlanOver, plan_plainly
 from paceline.evaluate.draw import Dials, Kind, draw_all, draw_few, draw_sorted, kind_of
@@ -61,8 +61,10 @@ class Ids:
 
 
 def plan_for(decoder: Decoder) -> PlanOver:
-    """Our kernel for one token a text where there is a GPU with Triton and it knows the width of the heads."""
-    if decoder.window.device.type != "cuda" or not triton().usable:
+    """Our kernel for one token a text, on a GPU where Triton can be used, which like torch.compile needs a C compiler,
+    and for heads of the widths that it knows."""
+    device = decoder.window.device.type
+    if device != "cuda" or not compiler(device).usable:
         return plan_plainly
     from paceline.kernels.attention_cells import WIDTHS
 
