@@ -1,22 +1,27 @@
 """The steady step is the step of `Decoder.feed` and `choose`, in one shape for all texts."""
 
+import math
 import random
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor.utils import run_and_get_code
 
 from model.lively import WINDOWS, lively, small
+from paceline.core.probe import compiler
+from paceline.evaluate import steady as steady_module
 from paceline.evaluate.config import SamplingConfig
-from paceline.evaluate.decode import Decoder, logits_without_cache
+from paceline.evaluate.decode import Decoder, Place, logits_without_cache, plan_plainly
 from paceline.evaluate.draw import choose
 from paceline.evaluate.generate import Writing, _one_by_one, _steadily
-from paceline.evaluate.prepare import prepared
-from paceline.evaluate.steady import Steady
-from paceline.kernels.attention import attend_dense, attend_one
+from paceline.evaluate.prepare import prepared, row_product
+from paceline.evaluate.steady import Steady, plan_cells
 from paceline.model.gpt import GPT
-from paceline.model.linear import linear, row_product
+from paceline.model.linear import linear
+from paceline.model.norm import rms_norm
 from paceline.recipes.presets import PRESETS
 from paceline.recipes.scaling import scaled
 
@@ -102,34 +107,83 @@ def test_texts_of_all_kinds_share_a_step() -> None:
         assert [first[slot], *(ids[slot] for ids in steps)] == alone
 
 
-@pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_the_step_is_one_graph_for_the_compiler(slots: int) -> None:
-    """With the sums of products that only compiled code should use, here run as they are."""
-    model = small("blocks")
-    decoder = Decoder(prepared(model, compiled=True), window=128, max_tokens=200, slots=slots)
-    steady = Steady(decoder)
-    steady.attend_over = attend_one
-    steady.following = torch.compile(steady._following, fullgraph=True, dynamic=False, backend="eager")
-    decoder.feed(torch.tensor([[0, 5, 6]] * slots))
+@torch.library.custom_op("paceline_tests::attend_cells", mutates_args=("keys", "values"))
+def stand_in(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: float) -> Tensor:
+    """What the kernel of the same name does, on a CPU."""
+    slots, _, cells = (seen == 2).nonzero(as_tuple=True)
+    place = Place(0, (slots * seen.size(2) + cells)[:, None], seen > 0)
+    return plan_plainly(place, scale)(q, k, v, keys, values).contiguous()
+
+
+@stand_in.register_fake
+def _(q: Tensor, *others: Tensor | float) -> Tensor:
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+def compiled_steady(decoder: Decoder, monkeypatch: pytest.MonkeyPatch, *, backend: str) -> Steady:
+    """As on a GPU, with the operator of that signature."""
+    kernels = pytest.importorskip("paceline.kernels.attention_cells")
+    monkeypatch.setattr(kernels, "attend_cells", stand_in)
+    monkeypatch.setattr(steady_module, "plan_for", lambda _: plan_cells)
+    compile_plainly = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda *given, **named: compile_plainly(*given, **named, backend=backend))
+    return Steady(decoder, compiled=True)
+
+
+def check_greedy(steady: Steady, model: GPT) -> None:
+    slots = len(steady.decoder.lengths)
+    steady.decoder.feed(torch.tensor([[0, 5, 6]] * slots))
     for slot in range(slots):
         steady.begin(slot, 7)
     steps = [steady.launch([writing(GREEDY)] * slots).wait()[-1] for _ in range(10)]
     assert steps == list(_one_by_one(model, [0, 5, 6, 7], writing(GREEDY), 128, 10, True))
 
 
-def test_attention_of_one_query_equals_the_dense_one() -> None:
-    generator = torch.Generator().manual_seed(0)
-    q = torch.randn(3, 1, 4, 8, generator=generator)
-    k, v = (torch.randn(3, 50, 2, 8, generator=generator) for _ in range(2))
-    mask = torch.rand(3, 1, 50, generator=generator) < 0.5
-    torch.testing.assert_close(attend_one(q, k, v, mask, scale=0.3), attend_dense(q, k, v, mask, scale=0.3))
+@pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_the_step_is_one_graph_for_the_compiler(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small("blocks")
+    decoder = Decoder(prepared(model), window=128, max_tokens=200, slots=slots)
+    steady = compiled_steady(decoder, monkeypatch, backend="aot_eager")
+    assert steady.compiled
+    check_greedy(steady, model)
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_a_row_product_is_the_linear_one(rows: int) -> None:
+@pytest.mark.slow
+def test_compiled_code_copies_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that it allocates is as large as one."""
+    if not compiler("cpu").usable:
+        pytest.skip("torch.compile cannot be used here")
+    model = small("blocks")
+    decoder = Decoder(prepared(model), window=128, max_tokens=200, slots=2)
+    steady, (code,) = run_and_get_code(compiled_steady, decoder, monkeypatch, backend="inductor")
+    assert code.count("paceline_tests.attend_cells") >= len(decoder.keys)
+    shapes = re.findall(r"empty_strided_cpu\(\(([\d, ]+)\)", code)
+    sizes = [math.prod(int(size) for size in shape.split(",") if size.strip()) for shape in shapes]
+    assert max(sizes) < decoder.keys[0].numel()
+    check_greedy(steady, model)
+
+
+def test_a_compiler_that_fails_is_told_of_and_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> None:
+        raise RuntimeError("ptxas is missing\nand much more")
+
+    model = small("blocks")
+    decoder = Decoder(prepared(model), window=128, max_tokens=200)
+    steady = compiled_steady(decoder, monkeypatch, backend=broken)
+    (said,) = (record.getMessage() for record in caplog.records if record.name == "paceline.evaluate.steady")
+    assert said == "the step is not compiled: backend='broken' raised: RuntimeError: ptxas is missing"
+    assert not steady.compiled
+    check_greedy(steady, model)
+
+
+def test_a_row_product_is_the_linear_one_of_the_row_or_its_norm() -> None:
     generator, precision = torch.Generator().manual_seed(0), small("none").config.precision
-    x, weight = torch.randn(1, rows, 16, generator=generator), torch.randn(24, 16, generator=generator)
+    x, weight = torch.randn(1, 1, 16, generator=generator), torch.randn(24, 16, generator=generator)
     torch.testing.assert_close(row_product(x, weight, precision), linear(x, weight, precision))
+    normed = linear(rms_norm(x, 0.1), weight, precision)
+    torch.testing.assert_close(row_product(x, weight, precision, norm_eps=0.1), normed)
 
 
 def test_a_prepared_model_shares_its_tables_and_leaves_the_original_as_it_was() -> None:

@@ -6,8 +6,8 @@ layer instead of 6. Every cell carries its true position and document, and the m
 those; so windows, blocks and documents mean the same as in training, also past the window.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,10 +26,36 @@ NOWHERE = 1 << 40
 """The position of an empty cell: after every query, so that none sees it."""
 
 
-class AttendOver(Protocol):
-    """As `attend_dense`: who computes attention over the cache."""
+@dataclass(frozen=True)
+class Place:
+    """Where B pieces of T tokens are put, and what they see."""
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scale: float) -> Tensor: ...
+    first: int
+    """The slot of the first piece; the others follow it."""
+    cells: Tensor
+    """(B, T), counted through all slots."""
+    mask: Tensor
+    """(B, T, cells of a ring that may hold something) bool."""
+
+
+AttendOver = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(q, k, v, keys, values) -> attended values (B, T, H, D): puts k and v (B, T, H_kv, D) into a layer's caches `keys`
+and `values` (slots, cells, H_kv, D), then attends with q (B, T, H, D)."""
+PlanOver = Callable[[Place, float], AttendOver]
+"""(place, scale of the scores) -> how all layers of this pass attend: the back end."""
+
+
+def plan_plainly(place: Place, scale: float) -> AttendOver:
+    """The plain twin: a write, then `attend_dense`."""
+    batch, _, used = place.mask.shape
+    rows, cells = slice(place.first, place.first + batch), place.cells.flatten()
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        for cache, new in ((keys, k), (values, v)):
+            cache.flatten(0, 1).index_copy_(0, cells, new.flatten(0, 1))  # faster than cache[i, j] =
+        return attend_dense(q, keys[rows, :used], values[rows, :used], place.mask, scale=scale)
+
+    return attend
 
 
 class Decoder:
@@ -76,31 +102,25 @@ class Decoder:
         return self.model.head_of(x[:, -1:])[:, 0]
 
     def append(
-        self, tokens_BT: Tensor, starts_B: Tensor, *, first: int, used: int, attend_over: AttendOver = attend_dense
+        self, tokens_BT: Tensor, starts_B: Tensor, *, first: int, used: int, plan: PlanOver = plan_plainly
     ) -> Tensor:
         """The stream (B, T, width) of at most a piece of tokens, at positions from `starts_B` on, in slots from `first`
         on; their keys and values are in the cache afterwards. `used`: how many cells of a ring may hold something.
         Asks the device for nothing, so that it may be recorded."""
         (batch, count), device, rows = tokens_BT.shape, tokens_BT.device, slice(first, first + tokens_BT.size(0))
-        starts = starts_B[:, None]
+        starts, slots = starts_B[:, None], torch.arange(first, first + batch, device=device)[:, None]
         queries = starts + torch.arange(count, device=device)
-        opened = self.documents[rows].gather(1, (starts - 1) % self.cells) * (starts > 0)
+        cells = queries % self.cells
+        opened = self.documents[slots, (starts - 1) % self.cells] * (starts > 0)
         documents = document_ids(tokens_BT, self.model.end_of_text) + opened
-        ring = torch.arange(0, batch * self.cells, self.cells, device=device)[:, None]
-        cells = (ring + queries % self.cells).flatten()
-
-        def write(cache: Tensor, new: Tensor) -> Tensor:
-            """`new` (B, T, ...) into its cells; what queries may see, (B, used, ...)."""
-            cache[rows].flatten(0, 1).index_copy_(0, cells, new.flatten(0, 1))  # a view, and faster than cache[i, j] =
-            return cache[rows, :used]
-
-        positions, in_documents = write(self.positions, queries), write(self.documents, documents)
-        q, k, q_doc, k_doc = queries[:, :, None], positions[:, None], documents[:, :, None], in_documents[:, None]
-        mask = allowed(self.rule, q, k, q_doc, k_doc, self.window)
+        self.positions[slots, cells] = queries
+        self.documents[slots, cells] = documents
+        seen_at, seen_in = self.positions[rows, None, :used], self.documents[rows, None, :used]
+        mask = allowed(self.rule, queries[:, :, None], seen_at, documents[:, :, None], seen_in, self.window)
+        over = plan(Place(first, slots * self.cells + cells, mask), self.model.config.head_dim**-0.5)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = write(self.keys[layer], k), write(self.values[layer], v)
-            return attend_over(q, keys, values, mask, scale=self.model.config.head_dim**-0.5)
+            return over(q, k, v, self.keys[layer], self.values[layer])
 
         turn = Turn(self.model.rotary_cos[queries], self.model.rotary_sin[queries])
         return self.model.stream(tokens_BT, attend, turn)

@@ -9,6 +9,7 @@ kernels of record 18 would take the host several milliseconds a token.
 On a CPU the same step runs kernel by kernel, which is how tests compare it with `Decoder.feed`.
 """
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paceline.core.probe import compiler
 from paceline.evaluate.config import SamplingConfig
-from paceline.evaluate.decode import NOWHERE, Decoder
+from paceline.evaluate.decode import NOWHERE, AttendOver, Decoder, Place, PlanOver, plan_plainly
 from paceline.evaluate.draw import Dials, Kind, draw_all, draw_few, draw_sorted, kind_of
-from paceline.kernels.attention import attend_dense, attend_one
+
+log = logging.getLogger(__name__)
 
 LENGTH, KIND, TEMPERATURE, TOP_K, TOP_P, UNIFORM = range(6)
 """Rows of what the host tells a step, a column for each slot; fp32 holds lengths up to 2^24 exactly."""
@@ -28,7 +31,7 @@ KINDS: dict[Kind, float] = {"greedy": 1.0, "few": 1.0, "all": 2.0, "sorted": 3.0
 """What stands in the row KIND; 0: this slot does not advance. Kinds of 1 are drawn within the graph, the others after
 it and only where some text asks for them."""
 WARM_UP_STEPS = 3
-"""Before recording: libraries choose their kernels, the compiler compiles."""
+"""Before recording: libraries choose their kernels."""
 IN_FLIGHT = 2
 """Steps whose ids may be waited for at the same time."""
 
@@ -57,6 +60,30 @@ class Ids:
         return found
 
 
+def plan_for(decoder: Decoder) -> PlanOver:
+    """Our kernel for one token a text, on a GPU where Triton can be used, which like torch.compile needs a C compiler,
+    and for heads of the widths that it knows."""
+    device = decoder.window.device.type
+    if device != "cuda" or not compiler(device).usable:
+        return plan_plainly
+    from paceline.kernels.attention_cells import WIDTHS
+
+    return plan_cells if decoder.model.config.head_dim in WIDTHS else plan_plainly
+
+
+def plan_cells(place: Place, scale: float) -> AttendOver:
+    """One token for each slot."""
+    from paceline.kernels.attention_cells import attend_cells, mark_seen
+
+    seen = mark_seen(place.cells, place.mask)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        attended: Tensor = attend_cells(q, k, v, keys, values, seen, scale)
+        return attended
+
+    return attend
+
+
 class Steady:
     """The step of a decoder whose slots are all free."""
 
@@ -69,8 +96,9 @@ class Steady:
         self.host_inputs = [torch.zeros(6, slots, pin_memory=self.on_gpu) for _ in range(IN_FLIGHT)]
         self.host_ids = [torch.zeros(slots, dtype=torch.long, pin_memory=self.on_gpu) for _ in range(IN_FLIGHT)]
         self.launched = 0
-        self.attend_over = attend_one if compiled else attend_dense
-        self.following = torch.compile(self._following, fullgraph=True, dynamic=False) if compiled else self._following
+        self.plan = plan_for(decoder)
+        self.following: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._following
+        self.compiled = compiled and self._compiles()
         self.replay: Callable[[], None] = self._recorded() if self.on_gpu else self._step
 
     def begin(self, slot: int, token: int) -> None:
@@ -111,7 +139,7 @@ class Steady:
         """Logits (slots, vocabulary) after these tokens, and what each slot is fed next."""
         d = self.decoder
         starts = inputs[LENGTH].long()
-        x = d.append(tokens[:, None], starts, first=0, used=d.cells, attend_over=self.attend_over)
+        x = d.append(tokens[:, None], starts, first=0, used=d.cells, plan=self.plan)
         logits = d.model.head_of(x)[:, 0, : self._vocab_size]  # padding columns are no tokens
         return logits, torch.where(inputs[KIND] > 0, draw_few(logits, Dials(*inputs[TEMPERATURE:])), tokens)
 
@@ -133,6 +161,20 @@ class Steady:
         done = torch.cuda.Event()
         done.record()
         return Ids(host, done)
+
+    @torch.no_grad()
+    def _compiles(self) -> bool:
+        """Compile the step by taking one. A compiler may fail at this after all that could be asked of it before; then
+        the step is what it was."""
+        try:
+            self.following = torch.compile(self._following, fullgraph=True, dynamic=False)
+            self._step()
+        except Exception as error:
+            lines = (str(error).strip() or type(error).__name__).splitlines()
+            log.warning("the step is not compiled: %s", " ".join(lines[:2]))  # who failed, and with what
+            self.following = self._following
+            return False
+        return True
 
     @torch.no_grad()
     def _recorded(self) -> Callable[[], None]:

@@ -32,16 +32,6 @@ def attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale:
     return y.transpose(1, 2)
 
 
-def attend_one(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scale: float) -> Tensor:
-    """`attend_dense` for one query a sequence, as two sums of products: compiled they read keys and values once, with
-    as many programs as there are cells. PyTorch's own kernel has one for each head, which leaves most of a GPU idle
-    while one text is written. Not to be used uncompiled: there the products would be kept."""
-    k, v = _expand_groups(k, q.size(2)), _expand_groups(v, q.size(2))
-    scores = (q.float() * k.float()).sum(-1) * scale  # (B, keys, H)
-    weights = scores.masked_fill(~mask.transpose(1, 2), -torch.inf).softmax(1)
-    return (weights[..., None] * v.float()).sum(1, keepdim=True).to(v.dtype)
-
-
 def attend_triangle(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scale: float, rows: int) -> Tensor:
     """`attend_dense` under a causal mask, `rows` queries at a time against the keys up to the last of them: of the
     products that the mask would throw away, half are not made (CPU, 2,048 tokens, rows of 512: 39 % less time)."""

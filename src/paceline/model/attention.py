@@ -257,17 +257,11 @@ def make_heads(layer: SelfAttention, x: Tensor, extra: Tensor | None, turn: Turn
 
 
 def attend_from_plain(
-    layer: SelfAttention,
-    x: Tensor,
-    stream: Tensor,
-    extra: Tensor | None,
-    turn: Turn,
-    attend: Attend,
-    product: Product = linear,
+    layer: SelfAttention, x: Tensor, stream: Tensor, extra: Tensor | None, turn: Turn, attend: Attend
 ) -> tuple[Tensor, Tensor | None]:
     """The plain twin."""
-    q, k, v, own = make_heads(layer, x, extra, turn, product)
-    return layer.add_output(stream, attend(layer.layer, q, k, v), product), own
+    q, k, v, own = make_heads(layer, x, extra, turn)
+    return layer.add_output(stream, attend(layer.layer, q, k, v)), own
 
 
 def attend_from_named(name: str) -> AttendFrom:

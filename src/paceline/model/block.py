@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from paceline.model.attention import Attend, AttendFrom, SelfAttention, Turn, attend_from_plain
 from paceline.model.config import ModelConfig
 from paceline.model.dtypes import torch_dtype
-from paceline.model.linear import Product, linear, matrix
+from paceline.model.linear import linear, matrix
 from paceline.model.norm import rms_norm
 
 
@@ -24,11 +24,11 @@ FeedForward = Callable[["MLP", Tensor, Tensor], Tensor]
 """(module, normalised stream, stream), both (B, T, width) -> stream with the MLP's output added: who computes it."""
 
 
-def feed_forward(mlp: "MLP", x: Tensor, stream: Tensor, product: Product = linear) -> Tensor:
+def feed_forward(mlp: "MLP", x: Tensor, stream: Tensor) -> Tensor:
     """The plain twin: product, activation, product, sum."""
     c = mlp.config
-    hidden = ACTIVATIONS[c.activation](product(x, mlp.up, c.precision))
-    return stream + product(hidden, mlp.down, c.precision)
+    hidden = ACTIVATIONS[c.activation](linear(x, mlp.up, c.precision))
+    return stream + linear(hidden, mlp.down, c.precision)
 
 
 def feed_forward_named(name: str) -> FeedForward:

@@ -23,12 +23,3 @@ def linear(x: Tensor, weight: Tensor, precision: PrecisionConfig) -> Tensor:
 
 Product = Callable[[Tensor, Tensor, PrecisionConfig], Tensor]
 """As `linear`: who computes it."""
-
-
-def row_product(x: Tensor, weight: Tensor, precision: PrecisionConfig) -> Tensor:
-    """`linear`, of a single row as a sum of products: compiled, that is one kernel together with what precedes and
-    follows it. Uncompiled it would be slow."""
-    if x.numel() > x.size(-1):
-        return linear(x, weight, precision)
-    dtype = torch_dtype(precision.compute)
-    return (x.to(dtype)[..., None, :].float() * weight.to(dtype).float()).sum(-1).to(dtype)

@@ -198,4 +198,4 @@ def make_batcher(model: GPT, *, window: int, slots: int, max_tokens: int, compil
         return Batcher(model, window=window, slots=slots, max_tokens=max_tokens)
     compiled = compiled and compiler(device).usable
     steady = functools.partial(Steady, compiled=compiled)
-    return Batcher(prepared(model, compiled=compiled), window=window, slots=slots, max_tokens=max_tokens, steady=steady)
+    return Batcher(prepared(model), window=window, slots=slots, max_tokens=max_tokens, steady=steady)

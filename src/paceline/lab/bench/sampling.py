@@ -15,7 +15,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from paceline.core.errors import ConfigError
-from paceline.core.probe import compiler
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.load import Written, load_run
 from paceline.evaluate.serving.batcher import Batcher, Event, Stream, make_batcher
@@ -69,17 +68,14 @@ def run_to_sample(where: str) -> tuple[Writer, Written]:
 def measure_sampling(
     writer: Writer, case: SampleCase, streams: Sequence[int], *, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    device = writer.model.embeddings.token.device
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     rows = []
     for count in streams:
         say(f"{count} at once")
         rows.append(_measure(writer, case, count))
-    compiled = case.compiled and compiler(device.type).usable
-    step = "kernel by kernel" if device.type == "cpu" else f"recorded, {'' if compiled else 'not '}compiled"
     settings = {name: value for name, value in asdict(case).items() if name != "compiled"}
     return {
-        "step": step,
+        "step": " and ".join(sorted({row["step"] for row in rows})),
         "threads": torch.get_num_threads(),
         "load_before": load,
         "settings": settings,
@@ -105,6 +101,7 @@ def _measure(writer: Writer, case: SampleCase, count: int) -> dict[str, Any]:
     rates, rates_by_cpu = zip(*measured, strict=True)
     return {
         "streams": count,
+        "step": _step_of(batcher),
         "tokens_per_s": statistics.median(rates),
         "lowest_tokens_per_s": min(rates),
         "highest_tokens_per_s": max(rates),
@@ -114,6 +111,12 @@ def _measure(writer: Writer, case: SampleCase, count: int) -> dict[str, Any]:
         "peak_gib": None if (peak := peak_bytes(str(device))) is None else peak / 2**30,
         **_kernels(crowd, device),
     }
+
+
+def _step_of(batcher: Batcher) -> str:
+    if batcher.steady is None:
+        return "kernel by kernel"
+    return "recorded, compiled" if batcher.steady.compiled else "recorded, not compiled"
 
 
 class Crowd:
