@@ -5,10 +5,12 @@ of the repository is named anywhere, so the site carries every file that is link
 links lead there. Folders become lists of their files. Search leaves these pages out.
 """
 
+import json
 import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -78,4 +80,25 @@ def _shown(path: str) -> str:
         page = posixpath.dirname(_page_of(path))
         return head + "\n".join(f"- [`{name}`]({posixpath.relpath(_page_of(name), page)})" for name in _files_in(path))
     text = (ROOT / path).read_text(encoding="utf-8")
+    if path.endswith(".ipynb"):
+        return head + "\n\n".join(_cell(path, cell) for cell in json.loads(text)["cells"])
     return f"{head}~~~~~~{LANGUAGES.get(Path(path).suffix, 'text')}\n{text.rstrip()}\n~~~~~~\n"
+
+
+def _cell(path: str, cell: dict[str, Any]) -> str:
+    """One cell of a notebook: text as it is, code and what it printed as code. Its links are as in a page of docs/ that
+    lies beside the notebook's folder."""
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return LINK.sub(lambda link: _from_notebook(path, link.group()), source)
+    printed = ["".join(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream"]
+    return "\n\n".join(
+        [f"~~~~~~python\n{source}\n~~~~~~", *(f"~~~~~~text\n{text.rstrip()}\n~~~~~~" for text in printed)]
+    )
+
+
+def _from_notebook(path: str, target: str) -> str:
+    """The target of a notebook's link, seen from its page under source/."""
+    linked = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+    at = linked.removeprefix("docs/") if linked.startswith("docs/") else _page_of(linked)
+    return posixpath.relpath(at, posixpath.dirname(_page_of(path)))

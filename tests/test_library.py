@@ -183,6 +183,31 @@ def test_an_ablation_of_nothing_is_an_error_of_ours(wrong: dict[str, int], tmp_p
     assert not (tmp_path / "a").exists()
 
 
+def test_an_ablation_of_which_a_run_failed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {run.name: run for run in demo_plan(seeds=1).runs}
+    pretender = Pretender(tmp_path / "a", runs, codes={"full-seed-0": 2})
+    monkeypatch.setattr("paceline.lab.ablate.here.local_launch", lambda **_: pretender)
+    monkeypatch.setattr("paceline.lab.ablate.schedule.POLL_S", 0.0)
+    with pytest.raises(paceline.PacelineError, match="1 runs did not count, the first full-seed-0: "):
+        paceline.ablate(paceline.configure(), paceline.configure("demo", BARE), seeds=1, out=tmp_path / "a")
+    assert (tmp_path / "a" / "ablation.json").exists()
+
+
+def test_a_script_prepares_data_without_being_run_again(tmp_path: Path) -> None:
+    """Processes that share the work would import it, so there are none unless asked for."""
+    (tmp_path / "text").mkdir()
+    for number in range(40):
+        (tmp_path / "text" / f"{number}.txt").write_text(f"document {number}\n" * 50)
+    (tmp_path / "script.py").write_text("""
+import paceline.data.prepare
+paceline.data.prepare.SMALL_INPUT_BYTES = 0
+print("once")
+print(paceline.prepare("text", out="shards", tokenizer="bytes", val_share=0.1).documents)
+""")
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[0], done.stdout.count("once")) == (0, "once", 1), done.stderr
+
+
 def test_an_interrupted_ablation_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretender = Pretender(tmp_path / "a", {run.name: run for run in demo_plan(seeds=1).runs})
 

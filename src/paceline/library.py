@@ -60,12 +60,15 @@ def prepare(
     val_share: float = 0.005,
     skip_bad: bool = False,
     overwrite: bool = False,
+    workers: int = 1,
 ) -> "DatasetManifest":
     """Text to shards in the folder `out`, for {"data.dir": out}: files (.txt, .jsonl, .jsonl.gz, .parquet) or folders
     of them. `tokenizer` is gpt2, bytes, bpe-N for one of N tokens trained on this text, or a folder that has one.
 
     `val_share` of the documents, chosen by a hash of their text, is kept for validation; a single .txt is cut in two.
-    `skip_bad` leaves out what cannot be read; `overwrite` begins anew. Called again it finds all done, or goes on."""
+    `skip_bad` leaves out what cannot be read; `overwrite` begins anew. Called again it finds all done, or goes on.
+    `workers` processes cut the text; more than one import the calling script again, which must then keep what it does
+    under `if __name__ == "__main__":`."""
     from paceline.data.prepare import prepare as prepared
 
     config = PrepareConfig(
@@ -75,6 +78,7 @@ def prepare(
         val_share=val_share,
         skip_bad=skip_bad,
         overwrite=overwrite,
+        workers=workers,
     )
     return prepared(config)
 
@@ -149,7 +153,8 @@ def ablate(
 
     A part is a technique that one of the two has, with its settings; steps and validations are those of `config`. Runs
     are processes, `jobs` at a time (None: one, or one for each GPU), in the folder `out`; called again with the same
-    configs it goes on where it was. Needs paceline[report]."""
+    configs it goes on where it was. Raises PacelineError if a run did not come to its end; what the others say is in
+    the folder. Needs paceline[report]."""
     from paceline.lab.ablate.here import concluded, device_of, jobs_here, launch_here, opened
     from paceline.lab.ablate.plan import Choice, make_plan
     from paceline.lab.ablate.schedule import carry_out
@@ -166,7 +171,12 @@ def ablate(
         carry_out(series, launch_here(plan, at_a_time, lock), jobs=at_a_time, show=progress)
         if series.stopped_by is not None:
             raise RunError(f"{folder}: stopped; the same call goes on where it was")
-        return concluded(plan, series)
+        ablation = concluded(plan, series)
+    if ablation.not_counted:
+        (name, why), *_ = ablation.not_counted
+        count = len(ablation.not_counted)
+        raise RunError(f"{folder}: {count} runs did not count, the first {name}: {why}; the same call tries them again")
+    return ablation
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,17 @@ GREEDY = SamplingConfig(temperature=0.0)
 KINDS = [GREEDY, SamplingConfig(seed=3), SamplingConfig(top_k=None, seed=4), SamplingConfig(top_k=None, top_p=0.9)]
 
 
+def test_preparing_a_copy_leaves_the_model_as_it_is() -> None:
+    model = small("blocks")
+    before = {name: (p.dtype, p.requires_grad, p.clone()) for name, p in model.named_parameters()}
+    prepared(model)
+    after = dict(model.named_parameters())
+    assert after.keys() == before.keys()
+    for name, (dtype, learns, value) in before.items():
+        assert (after[name].dtype, after[name].requires_grad) == (dtype, learns)
+        assert torch.equal(after[name], value)
+
+
 def writing(config: SamplingConfig) -> Writing:
     return Writing(config, random.Random(config.seed))
 

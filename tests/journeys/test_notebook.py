@@ -55,7 +55,7 @@ def test_a_short_version_of_the_notebook_goes_from_text_to_an_ablation(tmp_path:
         "ablate-code": "without-muon-seed-1: ",
         "compare-code": "A - B paired by seed",
         "effects-code": "With muon the loss changes by",
-        "waterfall-code": "indicative only: width 128 instead of 192, CPU",
+        "waterfall-code": "indicative only: width 128 instead of 192, tokens a step 1,024 instead of 2,048, CPU",
     }.items():
         assert said in printed(cells[name]), f"{name}: {printed(cells[name])}"
     shown = {name: len(charts(cell)) for name, cell in cells.items() if charts(cell)}

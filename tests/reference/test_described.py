@@ -53,6 +53,12 @@ def test_fields_carry_text_default_and_type_also_from_a_base() -> None:
     assert (rows.default, mode.default) == ((1, 2), None)
 
 
+def test_a_part_has_the_defaults_of_the_instance_that_stands_for_it() -> None:
+    width, *_ = described(Derived, Derived(width=7))
+    assert width.default == 7
+    assert default_in_words(2.0**-23) == "`1.1920928955078125e-07`"
+
+
 def test_a_text_that_dataclass_made_up_is_none() -> None:
     assert about(Base) == "A base."
     assert about(Derived) == ""
@@ -69,7 +75,7 @@ def test_types_and_defaults_in_words() -> None:
     assert hints["mode"] == "`auto` or `cpu` or `None`"
     assert hints["rows"] == "any number of `int`"
     assert [default_in_words(v) for v in (MISSING, (), (1, 2), 2.0**-23, "", None)] == [
-        "–", "none", "`1` `2`", "`1.19209e-07`", "empty", "`None`",
+        "–", "none", "`1` `2`", "`1.1920928955078125e-07`", "empty", "`None`",
     ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,8 @@ def is_not_there_yet(runs: Path) -> None:
 def watched(runs: Path) -> Iterator[Opened]:
     """`paceline watch` as a process of its own, opened in a browser once and never reloaded; Ctrl-C ends it well."""
     command = [sys.executable, "-m", "paceline.cli", "watch", str(runs), "--port", "0"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which a job in the background would ignore
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heard)
     assert server.stdout is not None
     with started() as browser:
         result = opened(browser, server.stdout.readline().split()[0])

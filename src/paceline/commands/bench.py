@@ -105,6 +105,7 @@ class SampleBenchArgs:
     repeats: int = 5
     """Of which the median counts."""
     prompt_tokens: int = 64
+    """Length of every prompt, of random tokens."""
     compile: bool = True
     """On a GPU, compile the step before it is recorded."""
     sampling: Bare[SamplingConfig] = field(default_factory=SamplingConfig)
@@ -159,6 +160,8 @@ def sample(argv: Sequence[str]) -> int:
         config = scaled(preset(arguments.model), parse_scale(arguments.scale))
         known = provenance(["bench", "sample", *argv], preset=preset(arguments.model), config=config)
         writer = untrained(config)
+    elif arguments.scale != "1":
+        raise ConfigError(f"--scale {arguments.scale} applies to presets; {arguments.model} has its size")
     else:
         writer, written = run_to_sample(arguments.model)
         known = provenance(["bench", "sample", *argv], preset=written, config=written)

@@ -139,9 +139,13 @@ def _conclude(folder: RunFolder, done: "Finished", *, finish: bool) -> None:
 
     card = done.card
     if finish and card.finished and done.parts.tokenizer is not None:
-        card = replace(card, sample=_sample(folder, done, done.parts.tokenizer))
-        write_card(folder.path, card)
-        print(f"\n{card.sample}\n")
+        try:
+            card = replace(card, sample=_sample(folder, done, done.parts.tokenizer))
+        except (PacelineError, RuntimeError) as error:  # memory may be short beside all that training holds
+            print(f"no sample: {str(error).splitlines()[0]}")
+        else:
+            write_card(folder.path, card)
+            print(f"\n{card.sample}\n")
     loss = "" if card.val_loss is None else f", validation loss {card.val_loss:.4f}"
     loss += "" if card.val_bpb is None else f" ({card.val_bpb:.3f} bits per byte)"
     state = (

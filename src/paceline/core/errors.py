@@ -5,7 +5,8 @@ Any other exception is a bug of ours and keeps its traceback.
 
 
 class PacelineError(Exception):
-    """A failure that is not the user's doing (a full disk, a lost rank)."""
+    """Base of all errors that are one line for the user. Raised itself for a failure that is not the user's doing (a
+    full disk, a lost rank)."""
 
     exit_code = 1
     told: bool | None = None

@@ -36,7 +36,7 @@ def generate(
 
 @dataclass(frozen=True)
 class Writing:
-    """A `Text`."""
+    """A text in the making: its settings and its random numbers."""
 
     sampling: SamplingConfig
     generator: random.Random

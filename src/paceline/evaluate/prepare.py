@@ -38,7 +38,7 @@ def prepared(model: GPT) -> GPT:
     classes = lean.parameter_classes()
     for parameter in (*classes["matrices"].values(), *classes["head"].values()):
         parameter.data = parameter.data.to(dtype)
-    return lean.requires_grad_(False)
+    return lean
 
 
 @torch.no_grad()

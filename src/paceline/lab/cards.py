@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.lab.claims import VERDICTS, Claim, Seed, claims, counts, seeds
 from paceline.lab.ledger import count_line
-from paceline.lab.pages import Written, listed, paragraphs, table
+from paceline.lab.pages import PagesOf, listed, paragraphs, table
 from paceline.lab.results import (
     Ablated,
     Pair,
@@ -291,7 +291,7 @@ def _test_links(technique: Technique, root: str) -> list[str]:
     return [f"[`{ref}`]({root}/tests/{ref.partition('::')[0]})" for ref in technique.tests]
 
 
-WRITTEN = Written(
+WRITTEN = PagesOf(
     module="paceline.lab.cards",
     about="Write the pages about techniques and claims.",
     source="src/paceline/lab",

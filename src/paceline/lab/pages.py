@@ -1,6 +1,6 @@
 """Pages that are written from the code: their markdown, and a command that writes them or compares them.
 
-A module of pages makes their texts; `Written` is the rest of its command line. A page that lies in its folder and is
+A module of pages makes their texts; `PagesOf` is the rest of its command line. A page that lies in its folder and is
 not made by it belongs to something that is gone, and goes too.
 """
 
@@ -45,7 +45,7 @@ class PagesArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class PagesOf:
     """Pages of one module."""
 
     module: str

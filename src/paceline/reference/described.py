@@ -34,19 +34,24 @@ class Described:
     """What stands below it, on one line; empty if nothing does."""
 
 
-def described(cls: type) -> list[Described]:
-    """Every field of a dataclass in declaration order, those of its bases first."""
+def described(cls: type, made: Any = MISSING) -> list[Described]:
+    """Every field of a dataclass in declaration order, those of its bases first. `made`: the instance that stands as a
+    default where the class is a part of another one."""
     hints, texts = typing.get_type_hints(cls, include_extras=True), _texts(cls)
     return [
         Described(
             name=field.name,
             hint=_bare(hints[field.name]),
             marks=_marks(hints[field.name]),
-            default=field.default if field.default_factory is MISSING else field.default_factory(),
+            default=_default(field) if made is MISSING else getattr(made, field.name),
             text=texts.get(field.name, ""),
         )
         for field in dataclasses.fields(cls)
     ]
+
+
+def _default(field: dataclasses.Field) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _bare(hint: Any) -> Any:
@@ -122,7 +127,7 @@ def default_in_words(value: Any) -> str:
         return NO_DEFAULT
     if isinstance(value, tuple):
         return " ".join(map(default_in_words, value)) or "none"
-    return f"`{value:.6g}`" if isinstance(value, float) else f"`{value}`" if str(value) else "empty"
+    return f"`{value}`" if str(value) else "empty"
 
 
 def source_of(cls: type) -> str:

@@ -12,8 +12,12 @@ from typing import Any
 from paceline import library
 from paceline.cli import VERBS
 from paceline.core.command_line import Bare, Hidden, Positional
+from paceline.data.manifest import DatasetManifest
 from paceline.evaluate.config import SamplingConfig
-from paceline.lab.pages import Written, paragraphs, table
+from paceline.lab.ablate.effects import Effect
+from paceline.lab.ablate.result import Ablation
+from paceline.lab.compare.compare import Comparison
+from paceline.lab.pages import PagesOf, paragraphs, table
 from paceline.metrics.card import RunCard
 from paceline.reference.commands import COMMANDS
 from paceline.reference.described import (
@@ -31,7 +35,7 @@ from paceline.reference.described import (
 from paceline.train.config import RunConfig
 
 POSITIONAL, BARE, HIDDEN = (set(kind[int].__metadata__) for kind in (Positional, Bare, Hidden))
-ALSO = (RunCard, SamplingConfig)
+ALSO = (RunCard, SamplingConfig, DatasetManifest, Comparison, Ablation, Effect)
 """Classes that `library.py` speaks of and does not export."""
 
 
@@ -57,9 +61,9 @@ def settings_page() -> str:
     return paragraphs("# Settings", intro, *_sections(RunConfig, ""))
 
 
-def _sections(cls: Any, prefix: str) -> Iterator[str]:
+def _sections(cls: Any, prefix: str, made: Any = dataclasses.MISSING) -> Iterator[str]:
     """The leaves of a config as a table, then a section for each config inside it."""
-    fields = [field for field in described(cls) if not HIDDEN & set(field.marks)]
+    fields = [field for field in described(cls, made) if not HIDDEN & set(field.marks)]
     leaves = [field for field in fields if not dataclasses.is_dataclass(field.hint)]
     rows = [
         (f"`{prefix}{f.name}`", type_in_words(f.hint), default_in_words(f.default), escaped(f.text)) for f in leaves
@@ -72,7 +76,7 @@ def _sections(cls: Any, prefix: str) -> Iterator[str]:
     )
     for field in fields:
         if dataclasses.is_dataclass(field.hint):
-            yield from _sections(field.hint, f"{prefix}{field.name}.")
+            yield from _sections(field.hint, f"{prefix}{field.name}.", field.default)
 
 
 # ---- commands
@@ -100,12 +104,13 @@ def _help_paragraph(text: str) -> str:
     return f"```\n{example}\n```" if example != text else escaped(one_line(text))
 
 
-def _options(cls: Any, prefix: str) -> Iterator[tuple[str, str, str, str]]:
+def _options(cls: Any, prefix: str, made: Any = dataclasses.MISSING) -> Iterator[tuple[str, str, str, str]]:
     """A row for each option, those of a nested class with its name before theirs, unless it is bare."""
-    for field in described(cls):
+    for field in described(cls, made):
         if dataclasses.is_dataclass(field.hint):
+            inner = prefix if BARE & set(field.marks) else f"{prefix}{field.name}."
             if field.hint is not RunConfig:
-                yield from _options(field.hint, prefix if BARE & set(field.marks) else f"{prefix}{field.name}.")
+                yield from _options(field.hint, inner, field.default)
         else:
             value = "" if field.hint is bool else type_in_words(field.hint)
             yield _flag(field, prefix), value, default_in_words(field.default), escaped(field.text)
@@ -168,7 +173,7 @@ def _paragraphs_of(text: str | None) -> str:
     return paragraphs(*(escaped(one_line(part)) for part in (text or "").split("\n\n")))
 
 
-WRITTEN = Written(
+WRITTEN = PagesOf(
     module="paceline.reference.pages",
     about="Write the reference of commands, settings and Python names.",
     source="the code that it describes",

@@ -1,6 +1,7 @@
 """What runs with known losses say: effects, corrections, noise, the waterfall, the exchange rate."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from paceline.core.schema import read_json
 from paceline.lab.ablate.effects import Effect
 from paceline.lab.ablate.outcomes import outcomes
 from paceline.lab.ablate.plan import Plan, Run
-from paceline.lab.ablate.result import Ablation, conclude, write_ablation
+from paceline.lab.ablate.result import Ablation, _shrunk, conclude, write_ablation
+from paceline.recipes.presets import preset
 
 PLAN = small_plan(only="softcap-15,one-adam", seeds=3)
 LUCK = {0: 0.00, 1: 0.05, 2: -0.02}
@@ -168,6 +170,13 @@ def test_the_exchange_rate_is_that_of_the_presets_mean_curve(tmp_path: Path) -> 
     rate = concluded(plan, tmp_path).as_json()["exchange"]
     assert rate["at_step"] == 20
     assert rate["steps_per_loss"] == pytest.approx(10, rel=0.05)
+
+
+def test_a_config_smaller_than_its_preset_is_indicative() -> None:
+    record = preset("r18-softcap")
+    assert _shrunk(record) == []
+    small = replace(record, model=replace(record.model, num_layers=8), batch=replace(record.batch, tokens=65_536))
+    assert _shrunk(small) == ["layers 8 instead of 12", "tokens a step 65,536 instead of 524,288"]
 
 
 def test_small_or_slow_means_indicative(ablation: Ablation, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Behind `paceline ablate` and `paceline.ablate`, which differ in what they print.
 import contextlib
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,16 +21,22 @@ from paceline.train.config import RunConfig
 
 
 def device_of(config: RunConfig) -> str:
-    """What runs here will choose, as far as can be told without torch."""
-    named = config.train.device
-    return named if named != "auto" else "cuda" if "gpu" in environment() else "cpu"
+    """What runs here will choose, as far as can be told without importing torch."""
+    if config.train.device != "auto":
+        return config.train.device
+    torch = sys.modules.get("torch")
+    has_gpu = "gpu" in environment() if torch is None else torch.cuda.is_available()
+    return "cuda" if has_gpu else "cpu"
 
 
 def jobs_here(plan: Plan, wanted: int | None) -> int:
     """How many runs at a time; a GPU is never shared."""
     gpus = _gpus(plan)
     if gpus and wanted is not None and wanted > len(gpus):
-        raise ConfigError(f"--jobs {wanted} exceeds the {len(gpus)} GPUs here, and runs do not share one")
+        raise ConfigError(
+            f"--jobs {wanted} exceeds the {len(gpus)} GPUs here, and runs do not share one; use --jobs {len(gpus)}, or "
+            f"--train.device cpu"
+        )
     return wanted or max(1, len(gpus))
 
 

@@ -12,6 +12,7 @@ from paceline.lab.ablate.outcomes import Outcome
 from paceline.lab.ablate.plan import Plan
 from paceline.metrics.card import RunCard
 from paceline.recipes.presets import preset
+from paceline.train.config import RunConfig
 
 ABLATION_FILE = "ablation.json"
 FORMAT = 1
@@ -102,13 +103,21 @@ def hardware_of(card: RunCard) -> str:
 
 def _why_indicative(plan: Plan, cards: Sequence[RunCard]) -> str | None:
     """Small models and slow machines point at an answer for the full size; they do not give it."""
-    width, usual = plan.full.model.width, preset(plan.full.preset).model.width
-    reasons = [] if plan.choice.scale == "1" else [f"scale {plan.choice.scale}"]
-    if not reasons and width != usual:
-        reasons.append(f"width {width} instead of {usual}")
+    reasons = [f"scale {plan.choice.scale}"] if plan.choice.scale != "1" else _shrunk(plan.full)
     if any(card.device == "cpu" for card in cards):
         reasons.append("CPU")
     return ", ".join(reasons) or None
+
+
+def _shrunk(config: RunConfig) -> list[str]:
+    """In what a config is smaller than its preset."""
+    usual = preset(config.preset)
+    sizes = {
+        "width": (config.model.width, usual.model.width),
+        "layers": (config.model.num_layers, usual.model.num_layers),
+        "tokens a step": (config.batch.tokens, usual.batch.tokens),
+    }
+    return [f"{name} {size:,} instead of {full:,}" for name, (size, full) in sizes.items() if size < full]
 
 
 def write_ablation(ablation: Ablation, folder: Path) -> Path:

@@ -61,8 +61,11 @@ class Cluster:
     """`gpus` GPUs of one kind, `gpus_per_node` of them joined by the fast link."""
 
     gpu: str
+    """Its kind, as docs/plan.md lists them."""
     gpus: int
+    """How many of them, in all machines together."""
     gpus_per_node: int = 8
+    """How many of them are in one machine."""
     interconnect_gb_s: float | None = None
     """What a node sends to the others in one direction; None: what is usual for the GPU."""
 
