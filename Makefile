@@ -9,13 +9,18 @@ TESTS := $(BIN)/python -m pytest
 
 environment: .venv/.made
 
-.venv/.made: pyproject.toml constraints.txt
-	@echo "installing paceline and what it needs into .venv: minutes, once"
+.venv/.usable: pyproject.toml constraints.txt  # what README's commands need: half of the time that all takes
+	@echo "installing paceline and what it needs into .venv: a minute or more, once"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	touch .venv/.made
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[data,report,serve]'
+	touch $@
 
-demo: environment  ## train the demo preset on the CPU, end with a sample and a report page
+.venv/.made: .venv/.usable
+	@echo "installing what tests and linters need: another minute or more, once"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: .venv/.usable  ## train the demo preset on the CPU, end with a sample and a report page
 	$(BIN)/paceline train demo
 	@echo "next: $(BIN)/paceline sample latest --prompt 'Return the'"
 
@@ -37,8 +42,8 @@ lint: environment  ## style, formatting, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: environment  ## the demo three times, figures to benchmarks/results/
-	$(BIN)/python benchmarks/demo.py --out benchmarks/results/demo-cpu.json
+bench: environment  ## the demo three times, figures to benchmarks/results/, its curve to docs/images/
+	$(BIN)/python benchmarks/demo.py --out benchmarks/results/demo-cpu.json --picture docs/images/demo-loss.svg
 
 site: environment  ## the pages in docs/ as a site in site/, for any static host; a warning fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

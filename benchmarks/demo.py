@@ -1,6 +1,6 @@
 """The demo, several times in a row, each in a process of its own from launch to exit, and its figures as one JSON file.
 
-python benchmarks/demo.py --out benchmarks/results/demo-cpu.json [--runs 3]
+python benchmarks/demo.py --out benchmarks/results/demo-cpu.json [--runs 3] [--picture docs/images/demo-loss.svg]
 """
 
 import argparse
@@ -18,6 +18,7 @@ from paceline.core.environment import code_version, environment
 from paceline.core.files import write_json
 from paceline.core.schema import to_dict
 from paceline.metrics.card import read_card
+from paceline.report.curve_svg import loss_curve_svg
 
 TARGETS = {"wall_s": 100.0, "val_bpb": 1.75, "peak_resident_gb": 1.5}
 """Upper limits on 2 CPU cores."""
@@ -44,11 +45,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--picture", type=Path, help="the loss curve of the last run goes here")
     arguments = parser.parse_args()
     runs = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(arguments.runs):
-            runs.append(run_once(Path(folder) / f"run-{number}", Path(folder) / f"cache-{number}"))
+            run = Path(folder) / f"run-{number}"
+            runs.append(run_once(run, Path(folder) / f"cache-{number}"))
+        if arguments.picture is not None:
+            arguments.picture.write_text(loss_curve_svg(run), encoding="utf-8")
     met = all(run[name] <= limit for run in runs for name, limit in TARGETS.items())
     result = {
         "what": "paceline train demo, from launch to exit, empty cache, runs in a row",

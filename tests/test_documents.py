@@ -9,49 +9,13 @@ from typing import Any
 import pytest
 
 from paceline.cli import VERBS
-from paceline.commands import (
-    ablate,
-    bench,
-    compare,
-    data,
-    doctor,
-    evaluate,
-    export,
-    ledger,
-    plan,
-    presets,
-    report,
-    sample,
-    serve,
-    train,
-    verify,
-    watch,
-)
+from paceline.commands import ablate, bench, plan, train
 from paceline.core.command_line import parse
 from paceline.recipes.presets import preset
+from paceline.reference.commands import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-ARGUMENTS = {
-    "presets": presets.PresetsArgs,
-    "diff": presets.DiffArgs,
-    "sample": sample.SampleArgs,
-    "evaluate": evaluate.EvaluateArgs,
-    "export": export.ExportArgs,
-    "bench sample": bench.SampleBenchArgs,
-    "data prepare": data.PrepareArgs,
-    "data download": data.DownloadArgs,
-    "data verify": data.VerifyArgs,
-    "data stats": data.StatsArgs,
-    "ledger": ledger.LedgerArgs,
-    "compare": compare.CompareArgs,
-    "board": compare.BoardArgs,
-    "report": report.ReportArgs,
-    "doctor": doctor.DoctorArgs,
-    "serve": serve.ServeArgs,
-    "verify": verify.VerifyArgs,
-    "watch": watch.WatchArgs,
-}
 BENCHES = {"bench step": bench.StepArgs, "bench gemm": bench.GemmArgs}
 FENCED = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:paceline|make|torchrun) [^`\n]+)`")
@@ -103,7 +67,7 @@ def test_a_documented_command_parses(command: str) -> None:
     elif verb == "ablate":
         ablate.parse_arguments(rest, train.base_config(rest))
     elif rest != ["--help"]:
-        parse(ARGUMENTS[verb], rest, verb=verb, description="")
+        parse(COMMANDS[verb][0], rest, verb=verb, description="")
 
 
 @pytest.mark.parametrize("page", [path for path in DOCUMENTS if path not in GENERATED], ids=lambda path: path.name)

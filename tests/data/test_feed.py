@@ -2,14 +2,13 @@
 
 from itertools import islice
 
-import numpy as np
 import pytest
 import torch
 
 from data.samples import BATCH, COUNTING
-from paceline.data.batches import batches, validation_batches
+from paceline.data.batches import batches
 from paceline.data.config import DataConfig
-from paceline.data.feed import feed, feed_batches
+from paceline.data.feed import feed
 
 
 def check_equal_to_numpy(device: torch.device) -> None:
@@ -45,12 +44,6 @@ def test_feeding_a_gpu_never_waits() -> None:
         assert len(list(fed)) == 5
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_validation_batches_are_fed_without_a_cursor() -> None:
-    plain = list(validation_batches(COUNTING, 100, 0, 4))
-    fed = list(feed_batches(plain, torch.device("cpu")))
-    assert all(np.array_equal(a.tokens, b.tokens.numpy()) for a, b in zip(plain, fed, strict=True))
 
 
 def test_the_stream_is_not_read_to_its_end() -> None:

@@ -34,12 +34,6 @@ def feed(stream: Iterable[tuple[Batch, Tag]], device: torch.device) -> Iterator[
         yield _from_numpy(batch), tag
 
 
-def feed_batches(stream: Iterable[Batch], device: torch.device) -> Iterator[DeviceBatch]:
-    """As `feed`, for batches without a cursor (validation)."""
-    for batch, _ in feed(((batch, None) for batch in stream), device):
-        yield batch
-
-
 def _from_numpy(batch: Batch) -> DeviceBatch:
     return DeviceBatch(tokens=torch.from_numpy(batch.tokens), targets=torch.from_numpy(batch.targets))
 
