@@ -75,13 +75,14 @@ def _files_in(path: str) -> list[str]:
 
 def _shown(path: str) -> str:
     """A page with the text of a file, or with links to a folder's files."""
-    head = f"---\ntitle: {path}\nsearch:\n  exclude: true\n---\n\n# `{path}`\n\n"
+    facts = f"---\ntitle: {path}\nsearch:\n  exclude: true\n---\n\n"
+    head = f"{facts}# `{path}`\n\n"
     if (ROOT / path).is_dir():
         page = posixpath.dirname(_page_of(path))
         return head + "\n".join(f"- [`{name}`]({posixpath.relpath(_page_of(name), page)})" for name in _files_in(path))
     text = (ROOT / path).read_text(encoding="utf-8")
     if path.endswith(".ipynb"):
-        return head + "\n\n".join(_cell(path, cell) for cell in json.loads(text)["cells"])
+        return facts + "\n\n".join(_cell(path, cell) for cell in json.loads(text)["cells"])
     return f"{head}~~~~~~{LANGUAGES.get(Path(path).suffix, 'text')}\n{text.rstrip()}\n~~~~~~\n"
 
 
