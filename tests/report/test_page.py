@@ -83,6 +83,7 @@ def test_what_a_run_was_judged_by_is_shown(tmp_path: Path) -> None:
     )
     text = text_of([write_run(tmp_path / "a", steps=40, evaluations=(book,))], tmp_path / "a.html")
     assert "text &lt;book&gt;.txt</td><td>40</td><td>loss 3.2500, bits per byte 1.5000, odd –" in text
+    assert "<td>0 to 15</td><td>inside</td><td>16</td><td>5.5000</td>" in text
     assert "<td>256 to 511</td><td>beyond</td><td>1,256</td><td>3.0000</td>" in text
     assert "Judged after training" not in text_of([write_run(tmp_path / "b", steps=40)], tmp_path / "b.html")
 

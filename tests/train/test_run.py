@@ -14,9 +14,10 @@ import torch
 
 from paceline.checkpoint import store
 from paceline.checkpoint.run_folder import RunFolder
+from paceline.checkpoint.saver import Saver
 from paceline.core.errors import ConfigError, DataError
 from paceline.data.feed import DeviceBatch
-from paceline.metrics.card import read_card
+from paceline.metrics.card import LOSS_COLUMNS, read_card
 from paceline.metrics.records import StepRecord, read_metrics
 from paceline.train import loop
 from paceline.train.recorder import Values
@@ -46,6 +47,17 @@ def test_a_run_learns_and_its_card_says_so(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "run" / "card.json").read_text())
     assert {"preset", "track", "seed", "parameters", "steps", "tokens", "val_loss", "val_bpb"} <= set(written)
     assert {"train_s", "wall_s", "tokens_per_s", "peak_bytes", "data_fingerprint", "finished"} <= set(written)
+
+
+def test_a_last_checkpoint_that_is_slow_to_write_is_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = Saver.wait
+    monkeypatch.setattr(Saver, "wait", lambda self: (time.sleep(0.5), wait(self)))
+    run(tiny_config(tmp_path / "data", steps=12), tmp_path / "a")
+    card = read_card(tmp_path / "a")
+    assert card.train_s is not None
+    assert card.train_s < card.losses[-1][LOSS_COLUMNS.index("train_s")] + 0.3
 
 
 def test_the_same_run_twice_gives_the_same_bits(tmp_path: Path) -> None:
