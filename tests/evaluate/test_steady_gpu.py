@@ -36,7 +36,7 @@ def _fresh_compiler() -> None:
 
 
 def r18(compute: str, head_dim: int = 64) -> GPT:
-    """Record 18 at about half its width, where every part says something. Our kernel knows heads of 64, not of 44."""
+    """Record 18 at about half its width, where every part says something. Heads of 44 are no power of 2."""
     config: ModelConfig = scaled(PRESETS["r18-softcap"](), 1 / 4).model
     config = replace(config, head_dim=head_dim, width=head_dim * config.num_heads)
     config = replace(config, precision=config.precision.computing_in("fp32" if compute == "fp32" else "bf16"))

@@ -22,6 +22,7 @@ from paceline.kernels.attention_cells import attend_cells, mark_seen
         (200, 70, (4, 2, 64)),
         (130, 130, (1, 1, 128)),
         (130, 70, (2, 1, 256)),
+        (200, 70, (6, 3, 44)),  # a width between two powers of 2
         (2100, 65, (1, 1, 16)),  # more parts than are joined at a time
     ],
 )

@@ -29,7 +29,7 @@ def test_interpreted_kernels_agree_with_float64() -> None:
 def test_the_kernels_compile_for_hopper(kernel: Any, width: int) -> None:
     """Tiles are loaded by 16 bytes a thread and stay as they were loaded: another layout costs six times the exchanges
     between threads."""
-    constants = {"GROUP": 2, "WIDTH": width, "CELLS": attention_cells.cells_of_part(width)}
+    constants = {"GROUP": 2, "WIDTH": width, "COLUMNS": width, "CELLS": attention_cells.cells_of_part(width)}
     constants |= {"ALL_PARTS": 32, "PARTS": attention_cells.PARTS}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     types = SCALARS | dict.fromkeys(FP32, "*fp32") | {"seen_ptr": "*u8"}
@@ -51,7 +51,7 @@ def test_the_kernels_compile_for_hopper(kernel: Any, width: int) -> None:
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11), (torch.float32, 5e-6)]
 )  # sums are in fp32; the output is rounded once
-@pytest.mark.parametrize("shape", [(6, 6, 128), (8, 2, 64), (4, 1, 256), (2, 2, 16)])
+@pytest.mark.parametrize("shape", [(6, 6, 128), (8, 2, 64), (4, 1, 256), (2, 2, 16), (6, 3, 44)])
 def test_rings_on_a_gpu(shape: tuple[int, int, int], dtype: torch.dtype, tolerance: float) -> None:
     for ring, window in ((2048, 1792), (200, 70), (4000, 4000)):
         lengths = [0, 5, 63, 700, ring, 3 * ring + 10]

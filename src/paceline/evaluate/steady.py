@@ -62,13 +62,13 @@ class Ids:
 
 def plan_for(decoder: Decoder) -> PlanOver:
     """Our kernel for one token a text, on a GPU where Triton can be used, which like torch.compile needs a C compiler,
-    and for heads of the widths that it knows."""
+    and for heads as wide as it can take."""
     device = decoder.window.device.type
     if device != "cuda" or not compiler(device).usable:
         return plan_plainly
-    from paceline.kernels.attention_cells import WIDTHS
+    from paceline.kernels.attention_cells import WIDEST
 
-    return plan_cells if decoder.model.config.head_dim in WIDTHS else plan_plainly
+    return plan_cells if decoder.model.config.head_dim <= WIDEST else plan_plainly
 
 
 def plan_cells(place: Place, scale: float) -> AttendOver:
@@ -98,7 +98,8 @@ class Steady:
         self.launched = 0
         self.plan = plan_for(decoder)
         self.following: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._following
-        self.compiled = compiled and self._compiles()
+        can_compile = self.plan is plan_cells or not self.on_gpu  # else whole caches would be copied at every write
+        self.compiled = compiled and can_compile and self._compiles()
         self.replay: Callable[[], None] = self._recorded() if self.on_gpu else self._step
 
     def begin(self, slot: int, token: int) -> None:

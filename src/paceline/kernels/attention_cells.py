@@ -15,7 +15,8 @@ from torch import Tensor
 
 from paceline.kernels.attention_ranges import HIDDEN, LOG2_E, LOWEST
 
-WIDTHS = (16, 32, 64, 128, 256)
+WIDEST = 256
+"""Widths of heads up to here; those between two powers of 2 take the registers of the larger."""
 CELLS, TILE, WARPS = 64, 8_192, 4
 """Cells of one program, as long as its keys are no more than TILE numbers, which registers hold. Record 18 has rings of
 2,048 cells and six heads, so one text keeps up to 192 programs busy."""
@@ -44,33 +45,35 @@ def attention_cells_part(
     v_stride,
     GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
     CELLS: tl.constexpr,
 ):
     """One head of one text over CELLS cells of its ring: values mixed by exp2(score - largest), and the sum of these
-    weights, 0 where nothing is seen. Strides are from text to text."""
+    weights, 0 where nothing is seen. Strides are from text to text; COLUMNS is the power of 2 that holds WIDTH."""
     part, head, text = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     kv_head, kv_heads = head // GROUP, tl.num_programs(1) // GROUP
     row = (text * tl.num_programs(1) + head) * tl.num_programs(0) + part
     cells = part * CELLS + tl.arange(0, CELLS)
     seen = tl.load(seen_ptr + text * ring + cells, mask=cells < ring, other=0)
     if tl.max(seen, 0) > 0:
-        column = tl.arange(0, WIDTH)
-        is_new = (seen == NEW)[:, None]
-        is_old = (seen == OLD)[:, None]
+        column = tl.arange(0, COLUMNS)
+        inside = column < WIDTH
+        is_new = (seen == NEW)[:, None] & inside[None, :]
+        is_old = (seen == OLD)[:, None] & inside[None, :]
         place = ((text * ring + cells) * kv_heads + kv_head)[:, None] * WIDTH + column[None, :]
-        new_k = tl.load(k_ptr + text * k_stride + kv_head * WIDTH + column)[None, :]
-        new_v = tl.load(v_ptr + text * v_stride + kv_head * WIDTH + column)[None, :]
+        new_k = tl.load(k_ptr + text * k_stride + kv_head * WIDTH + column, mask=inside, other=0.0)[None, :]
+        new_v = tl.load(v_ptr + text * v_stride + kv_head * WIDTH + column, mask=inside, other=0.0)[None, :]
         keys = tl.where(is_new, new_k, tl.load(keys_ptr + place, mask=is_old, other=0.0))
         values = tl.where(is_new, new_v, tl.load(values_ptr + place, mask=is_old, other=0.0))
         writes = is_new & (head % GROUP == 0)  # of a group's heads one is enough
         tl.store(keys_ptr + place, keys, mask=writes)
         tl.store(values_ptr + place, values, mask=writes)
-        q = tl.load(q_ptr + text * q_stride + head * WIDTH + column).to(tl.float32) * scale_log2
+        q = tl.load(q_ptr + text * q_stride + head * WIDTH + column, mask=inside, other=0.0).to(tl.float32) * scale_log2
         score = tl.where(seen > 0, tl.sum(keys.to(tl.float32) * q[None, :], 1), HIDDEN)
         largest = tl.max(score, 0)
         weight = tl.exp2(score - largest)
         mixed = tl.sum(weight[:, None] * values.to(tl.float32), 0)
-        tl.store(mixed_ptr + row * WIDTH + column, mixed)
+        tl.store(mixed_ptr + row * WIDTH + column, mixed, mask=inside)
         tl.store(largest_ptr + row, largest)
         tl.store(total_ptr + row, tl.sum(weight, 0))
     else:
@@ -86,14 +89,15 @@ def attention_cells_join(
     out_ptr,
     parts,
     WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
     ALL_PARTS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
     """One head of one text. A part that saw nothing has left no mixed values, so they are not read."""
     row = tl.program_id(0).to(tl.int64)
-    column, every = tl.arange(0, WIDTH), tl.arange(0, ALL_PARTS)
+    column, every = tl.arange(0, COLUMNS), tl.arange(0, ALL_PARTS)
     top = tl.max(tl.load(largest_ptr + row * parts + every, mask=every < parts, other=LOWEST), 0)
-    acc = tl.zeros((WIDTH,), tl.float32)
+    acc = tl.zeros((COLUMNS,), tl.float32)
     total = 0.0
     for first in range(0, parts, PARTS):
         part = first + tl.arange(0, PARTS)
@@ -101,14 +105,14 @@ def attention_cells_join(
         sums = tl.load(total_ptr + row * parts + part, mask=inside, other=0.0)
         weight = tl.exp2(tl.load(largest_ptr + row * parts + part, mask=inside, other=LOWEST) - top)
         place = (row * parts + part)[:, None] * WIDTH + column[None, :]
-        mixed = tl.load(mixed_ptr + place, mask=(sums > 0.0)[:, None], other=0.0)
+        mixed = tl.load(mixed_ptr + place, mask=(sums > 0.0)[:, None] & (column < WIDTH)[None, :], other=0.0)
         acc += tl.sum(weight[:, None] * mixed, 0)
         total += tl.sum(weight * sums, 0)
-    tl.store(out_ptr + row * WIDTH + column, (acc / total).to(out_ptr.dtype.element_ty))
+    tl.store(out_ptr + row * WIDTH + column, (acc / total).to(out_ptr.dtype.element_ty), mask=column < WIDTH)
 
 
 def cells_of_part(width: int) -> int:
-    return min(CELLS, TILE // width)
+    return min(CELLS, TILE // triton.next_power_of_2(width))
 
 
 def mark_seen(cells: Tensor, mask: Tensor) -> Tensor:
@@ -122,7 +126,7 @@ def mark_seen(cells: Tensor, mask: Tensor) -> Tensor:
 def attend_cells(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: float) -> Tensor:
     """q (B, 1, H, D) over the first B slots of the caches `keys` and `values` (slots, ring, KV, D), after k and v
     (B, 1, KV, D) were put into them where `seen` says, as `mark_seen` makes it. Returns (B, 1, H, D) in q's dtype; D
-    one of `WIDTHS`.
+    at most `WIDEST`.
 
     An operator that names what it writes, so that a compiler lets it write in place. It must be given the caches
     themselves: with a view torch 2.11 would copy the whole cache there and back."""
@@ -150,6 +154,7 @@ def attend_cells(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, 
         v.stride(0),
         GROUP=heads // k.size(2),
         WIDTH=width,
+        COLUMNS=triton.next_power_of_2(width),
         CELLS=cells,
         num_warps=WARPS,
     )
@@ -160,6 +165,7 @@ def attend_cells(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, 
         out,
         parts,
         WIDTH=width,
+        COLUMNS=triton.next_power_of_2(width),
         ALL_PARTS=triton.next_power_of_2(parts),
         PARTS=PARTS,
         num_warps=WARPS,
