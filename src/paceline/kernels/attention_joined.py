@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.attention_ranges import Raw, attend_forward, check_heads, fill_gradients, raw_parts
-from paceline.kernels.heads_fused import made_shapes, make
+from paceline.kernels.heads_fused import made_shapes, make, weight_gradient
 
 
 def attend_joined(
@@ -106,8 +106,7 @@ def _attend_backward(
     grad, out = _by_sequence(tokens, grad, out)
     fill_gradients((grad_q, grad_k, grad_v), grad, q, k, v, out, lse, first_key, end_query, scale, raw)
     grad_mix = x.new_empty(0) if mix is None else parts.sum(0).to(mix.dtype)
-    flat = grad_qkv.flatten(1)
-    return flat @ weight, flat.T @ x, grad_extra, grad_mix
+    return grad_qkv.flatten(1) @ weight, weight_gradient(grad_qkv, x, heads, kv_heads), grad_extra, grad_mix
 
 
 @_attend_backward.register_fake
