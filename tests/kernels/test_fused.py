@@ -12,7 +12,7 @@ from triton.compiler import ASTSource, compile
 
 from kernels.fused_cases import head_errors, heads_errors, mlp_errors, relative_error
 from kernels.interpreter import run_interpreted
-from paceline.kernels import head_loss_fused, heads_fused, symmetric_fused
+from paceline.kernels import head_loss_fused, heads_fused, product_fused, symmetric_fused
 from paceline.optim.newton_schulz import orthogonalise, orthogonalise_symmetric
 
 SHARED_BYTES, RESERVED_BYTES = 233_472, 1_024
@@ -33,6 +33,27 @@ def for_hopper(kernel: Any, types: dict[str, str], constants: dict[str, Any], *,
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
     return compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": stages})
+
+
+@pytest.mark.parametrize("ending", product_fused.TILES)
+def test_products_compile_for_the_matrix_units_and_fit_the_shared_memory(ending: str) -> None:
+    tiles = product_fused.TILES[ending]
+    half = f"tensordesc<bf16[{tiles.m},{tiles.n // 2}]>"
+    by_depth = ending == "relu2_backward"
+    b_tile = (tiles.k, tiles.n) if by_depth else (tiles.n, tiles.k)
+    types = {"a_desc": f"tensordesc<bf16[{tiles.m},{tiles.k}]>", "b_desc": f"tensordesc<bf16[{b_tile[0]},{b_tile[1]}]>"}
+    types |= {
+        "c_desc": half,
+        "kept_desc": half,
+        "rows": "i32",
+        "columns": "i32",
+        "depth": "i32",
+    }
+    blocks = {"BLOCK_M": tiles.m, "BLOCK_N": tiles.n, "BLOCK_K": tiles.k, "GROUP_M": tiles.group}
+    constants = {"ENDING": ending, "B_BY_DEPTH": by_depth, "PROGRAMS": 132, **blocks}
+    done = for_hopper(product_fused.mlp_product, types, constants, warps=tiles.warps, stages=tiles.stages)
+    assert "wgmma.mma_async" in done.asm["ptx"]
+    assert done.metadata.shared + RESERVED_BYTES <= SHARED_BYTES
 
 
 def test_symmetric_products_compile_for_the_matrix_units() -> None:

@@ -1,4 +1,4 @@
-"""The ReLU² MLP with its activation inside the products, for a Hopper GPU with Gluon. Plain twin: `model.block`.
+"""The ReLU² MLP with its activation inside the products, for a Hopper GPU with Triton. Plain twin: `model.block`.
 
 The activation is applied before the first product is stored, and its slope before that of the backward product: two
 passes over (tokens, hidden) forward and three backward fall away. Only the activated values are kept, from which the
@@ -7,6 +7,8 @@ slope follows: d relu(z)²/dz = 2 relu(z) = 2 sqrt(relu(z)²). That halves what 
 
 import torch
 from torch import Tensor
+
+from paceline.kernels.product_fused import product
 
 
 def mlp_fused(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -18,22 +20,13 @@ def mlp_fused(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
 @torch.library.custom_op("paceline::mlp", mutates_args=())
 def _mlp(x: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """The output, and the activated values (N, hidden) for the backward pass."""
-    kept = _activated(x, up)
+    kept = product(x, up, "relu2")
     return kept @ down.T, kept
 
 
 @_mlp.register_fake
 def _(x, up, down):
     return torch.empty_like(x), x.new_empty(x.size(0), up.size(0))
-
-
-def _activated(x: Tensor, up: Tensor) -> Tensor:
-    """relu(x upᵀ)². Here and below a CPU takes the plain way: the interpreter of Triton knows no Gluon."""
-    if not x.is_cuda:
-        return (x @ up.T).relu().square()
-    from paceline.kernels.product_pingpong import relu2_product
-
-    return relu2_product(x, up)
 
 
 @torch.library.custom_op("paceline::mlp_backward", mutates_args=())
@@ -44,18 +37,18 @@ def _mlp_backward(grad: Tensor, x: Tensor, up: Tensor, down: Tensor, kept: Tenso
     return hidden @ up, hidden.T @ x, grad_down
 
 
-@_mlp_backward.register_fake
-def _(grad, x, up, down, kept):
-    return torch.empty_like(x), torch.empty_like(up), torch.empty_like(down)
-
-
 def _through_slope(grad: Tensor, down: Tensor, kept: Tensor) -> Tensor:
-    """grad down · 2 sqrt(kept)."""
+    """grad down · 2 sqrt(kept). The interpreter of Triton knows no Gluon, so a CPU takes the simpler kernel."""
     if not grad.is_cuda:
-        return (grad @ down) * (2 * kept.sqrt())
+        return product(grad, down.T, "relu2_backward", kept)
     from paceline.kernels.product_pingpong import slope_product
 
     return slope_product(grad, down, kept)
+
+
+@_mlp_backward.register_fake
+def _(grad, x, up, down, kept):
+    return torch.empty_like(x), torch.empty_like(up), torch.empty_like(down)
 
 
 def _keep(ctx, inputs, output):

@@ -1,12 +1,11 @@
-"""Products whose ending runs beside the next tile's products, for a Hopper GPU with Gluon: the MLP's two that are not
-the library's, and that of the head, which ends in slopes of the loss and sums of exponentials. Plain twins: product,
-then ending.
+"""Products whose ending runs beside the next tile's products, for a Hopper GPU with Gluon: that of the MLP's backward
+pass, and that of the head, which ends in slopes of the loss and sums of exponentials. Plain twins: product, then
+ending.
 
 One warp orders operands into a ring in shared memory, two warp groups multiply from it and take turns at whole tiles:
 while one ends its tile and stores it, the other multiplies ("ping-pong"). What an ending reads is fetched while its
-tile is multiplied. Where the matrix units wait during the ending, as in a plain loop of Triton, the MLP's backward
-product takes 0.58 ms for 65,536 x 768 x 3,072 on an H200, here 0.49; its forward product, with nothing to fetch, is as
-fast either way. The head's ending needs the special functions for 2,048 clocks of the 6,144 that a tile
+tile is multiplied. In `product_fused` the matrix units wait during the ending: 0.58 ms for the MLP's 65,536 x 768 x
+3,072 on an H200, 0.49 ms here. The head's ending needs the special functions for 2,048 clocks of the 6,144 that a tile
 of depth 768 takes: 16,384 x 768 x 50,304 take 2.03 ms with it and 1.78 by the library, after which a pass over all
 logits takes another 1.12.
 Tried and dropped: warp groups that share each tile; the heads of attention as an ending (docs/experiments.md).
@@ -49,8 +48,6 @@ class Tiles:
 
 
 TILES = Tiles()
-RELU2_TILES = Tiles(group=8)
-"""By measurement: 1.95 ms for 262,144 x 768 x 3,072; 1.98 by 32 rows of tiles together, 2.06 by 16."""
 SLOPES_TILES = Tiles(group=64)
 """By measurement: 2.03 ms for 16,384 x 768 x 50,304; 2.08 by 32 rows of tiles together, 2.11 by 16, 2.19 by 128."""
 
@@ -138,8 +135,6 @@ def consume(
         if ENDING == "slope":
             mbarrier.wait(arrived, (number // 2) & 1)
             end_by_slope(product, m, n, staging, c_desc, WHO, M, N)
-        elif ENDING == "relu2":
-            end_by_relu2(product, m, n, staging, c_desc, WHO, M, N)
         else:
             end_by_exponentials(product, m, n, staging, c_desc, given, ENDING == "masked_exponentials", WHO, M, N)
     tma.store_wait(0)
@@ -180,16 +175,6 @@ def end_by_slope(product, m, n, staging, c_desc, WHO: gl.constexpr, M: gl.conste
         piece = staging.index(WHO * (N // PIECE) + p)
         z = pieces[p] * (2.0 * gl.sqrt(piece.load(pieces[p].type.layout).to(gl.float32)))
         piece.store(z.to(staging.dtype))
-    send(c_desc, m, n, staging, WHO, N)
-
-
-@gluon.jit
-def end_by_relu2(product, m, n, staging, c_desc, WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr):
-    """relu(z)², through `staging` into memory."""
-    pieces = halves(product, M, N)
-    for p in gl.static_range(N // PIECE):
-        z = gl.maximum(pieces[p], 0.0)
-        staging.index(WHO * (N // PIECE) + p).store((z * z).to(staging.dtype))
     send(c_desc, m, n, staging, WHO, N)
 
 
@@ -272,25 +257,6 @@ def run_product(
 
 
 @gluon.jit
-def mlp_relu2_product(
-    a_desc,
-    b_desc,
-    c_desc,
-    rows,
-    columns,
-    depth,
-    M: gl.constexpr,
-    N: gl.constexpr,
-    K: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-):
-    """c (rows, columns) = relu(a bᵀ)². a (rows, depth), b (columns, depth)."""
-    tiles = (gl.cdiv(rows, M), gl.cdiv(columns, N))
-    run_product(a_desc, b_desc, c_desc, tiles, depth, (), "relu2", False, M, N, K, STAGES, GROUP)
-
-
-@gluon.jit
 def mlp_slope_product(
     a_desc,
     b_desc,
@@ -347,23 +313,8 @@ def _blocks(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor.from_tensor(tensor, [rows, columns], layout)
 
 
-def relu2_product(a: Tensor, b: Tensor, *, tiles: Tiles = RELU2_TILES) -> Tensor:
-    """relu(a bᵀ)². a (rows, depth), b (columns, depth), both contiguous and in bf16 or fp16."""
-    c = a.new_empty(a.size(0), b.size(0))
-    processors = torch.cuda.get_device_properties(a.device).multi_processor_count
-    mlp_relu2_product[(processors,)](
-        _blocks(a, tiles.m, tiles.k),
-        _blocks(b, tiles.n, tiles.k),
-        _blocks(c, tiles.m, PIECE.value),
-        *c.shape,
-        a.size(1),
-        **constants(tiles),
-    )
-    return c
-
-
 def slope_product(a: Tensor, b: Tensor, kept: Tensor, *, tiles: Tiles = TILES) -> Tensor:
-    """a b · 2 sqrt(kept): the gradient a b carried back through relu(z)², kept. a (rows, depth), b (depth, columns),
+    """a b · 2 sqrt(kept): `product_fused.product(a, bᵀ, "relu2_backward", kept)`. a (rows, depth), b (depth, columns),
     kept (rows, columns), all contiguous and in bf16 or fp16."""
     c = torch.empty_like(kept)
     processors = torch.cuda.get_device_properties(a.device).multi_processor_count

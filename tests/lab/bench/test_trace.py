@@ -35,7 +35,7 @@ T, D = R18.tokens, 768
         ("triton_poi_fused_embedding_dense_backward_3", "", ((50_304, D), (1, T)), "other"),
         ("void at::native::vectorized_elementwise_kernel", "aten::add_", ((D, D), (D, D)), "other"),
         ("head_loss_rows", "", (), "head_and_loss"),
-        ("mlp_relu2_product", "", (), "mlp"),
+        ("mlp_product", "", (), "mlp"),
         ("muon_symmetric", "", (), "optimizer"),
         ("attention_forward", "", (), "attention"),
         ("norm_mix", "", (), "norms_and_mixes"),
