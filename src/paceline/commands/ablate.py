@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.commands.train import base_config
-from paceline.core.command_line import Bare, Positional, parse
+from paceline.core.command_line import Bare, PresetName, parse
 from paceline.core.errors import ConfigError, UserError
 from paceline.lab.ablate.plan import Choice, Plan, make_plan
 from paceline.parallel.config import SlurmConfig
@@ -27,7 +27,7 @@ Flags of `paceline train` apply to all runs. Stopping and giving the same comman
 
 @dataclass(frozen=True, kw_only=True)
 class AblateArgs:
-    preset: Positional[str]
+    preset: PresetName
     """The newer preset; `paceline presets` lists them."""
     against: str | None = None
     """The older one; None: the preset's predecessor."""

@@ -8,10 +8,12 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import tyro
 
 from paceline.commands.train import base_config
-from paceline.core.command_line import Bare, Positional, parse
+from paceline.core.command_line import Bare, OptionalPreset, Positional, parse
 from paceline.core.errors import ConfigError
 from paceline.core.files import write_json
 from paceline.core.schema import Change, changes
@@ -47,7 +49,7 @@ A preset's weights are untrained; of a run the newest checkpoint is taken. Texts
 
 @dataclass(frozen=True, kw_only=True)
 class BenchArgs:
-    preset: Positional[str] = "demo"
+    preset: OptionalPreset = "demo"
     """Which preset; `paceline presets` lists them."""
     scale: str = "1"
     """Shrink width, head width, vocabulary, batch and steps together: a number in (0, 1], or 1/16."""
@@ -94,7 +96,7 @@ class GemmArgs(BenchArgs):
 
 @dataclass(frozen=True, kw_only=True)
 class SampleBenchArgs:
-    model: Positional[str] = "demo"
+    model: Positional[Annotated[str, tyro.conf.arg(metavar="[MODEL]")]] = "demo"
     """A preset, or a run's folder."""
     scale: str = "1"
     """Of a preset: shrink it, as in training."""

@@ -5,6 +5,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from paceline.checkpoint.run_folder import RUNS, open_run
 from paceline.core.command_line import Positional, parse
@@ -28,7 +31,7 @@ Runs whose data or rules differ from the track's are refused by name."""
 
 @dataclass(frozen=True, kw_only=True)
 class CompareArgs:
-    runs: Positional[tuple[str, ...]]
+    runs: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN [RUN ...]")]]
     """Folders of runs, or their names under runs/."""
     target: float | None = None
     """Test that the mean loss is at most this, by the records' rule (p < 0.01)."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from paceline.core.command_line import Bare, Positional, parse
+from paceline.core.command_line import Bare, OptionalRun, parse
 from paceline.core.schema import to_dict
 from paceline.core.units import human_seconds
 from paceline.evaluate.config import SuiteConfig
@@ -31,7 +31,7 @@ LINE_EVERY_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateArgs:
-    run: Positional[str] = "latest"
+    run: OptionalRun = "latest"
     """A run's folder, its name under runs/, or `latest`."""
     suite: Bare[SuiteConfig] = field(default_factory=SuiteConfig)
     device: Literal["auto", "cpu", "cuda"] = "auto"

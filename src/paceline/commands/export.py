@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.core.command_line import Positional, parse
+from paceline.core.command_line import OptionalRun, parse
 
 HELP = """Write a trained run's model for other programs: for transformers, or as plain weights.
 
@@ -14,7 +14,7 @@ example: paceline export latest --to hf --out exported/demo"""
 
 @dataclass(frozen=True, kw_only=True)
 class ExportArgs:
-    run: Positional[str] = "latest"
+    run: OptionalRun = "latest"
     """A run's folder, its name under runs/, or `latest`."""
     out: Path
     """Folder to make; it may exist if it is empty."""

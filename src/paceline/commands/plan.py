@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from paceline.commands.train import base_config
-from paceline.core.command_line import Bare, Positional, parse
+from paceline.core.command_line import Bare, OptionalPreset, parse
 from paceline.core.errors import ConfigError
 from paceline.lab.plan.gpus import GPUS, Cluster
 from paceline.lab.plan.plan import plan as plan_of
@@ -25,7 +25,7 @@ errors."""
 
 @dataclass(frozen=True, kw_only=True)
 class PlanArgs:
-    preset: Positional[str] = "demo"
+    preset: OptionalPreset = "demo"
     """Which preset; `paceline presets` lists them."""
     scale: str = "1"
     """Shrink width, head width, vocabulary, batch and steps together: a number in (0, 1], or 1/16."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.core.command_line import Positional, parse
+from paceline.core.command_line import PresetName, parse
 from paceline.core.schema import Change, changes
 from paceline.recipes.catalogue import CatalogueEntry, catalogue
 from paceline.recipes.presets import preset
@@ -48,9 +48,9 @@ def _show_presets(entries: list[CatalogueEntry]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DiffArgs:
-    before: Positional[str]
+    before: PresetName
     """A preset."""
-    after: Positional[str]
+    after: PresetName
     """Another."""
     json: bool = False
     """For programs."""

@@ -4,6 +4,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from paceline.checkpoint.run_folder import RUNS, RunFolder, open_run
 from paceline.core.command_line import Positional, parse
@@ -18,7 +21,7 @@ Where a step's time goes: paceline report runs/demo --bench step.json, with a fi
 
 @dataclass(frozen=True, kw_only=True)
 class ReportArgs:
-    runs: Positional[tuple[str, ...]] = ("latest",)
+    runs: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="[RUN ...]")]] = ("latest",)
     """Folders of runs or ablations, their names under runs/, or `latest`."""
     bench: tuple[Path, ...] = ()
     """Results of `paceline bench step` to show beside them."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paceline.core.command_line import Bare, Positional, parse
+from paceline.core.command_line import Bare, OptionalRun, parse
 from paceline.core.errors import ConfigError
 from paceline.evaluate.config import SamplingConfig
 
@@ -19,7 +19,7 @@ example: paceline sample latest --prompt "Return the" --tokens 100 --temperature
 
 @dataclass(frozen=True, kw_only=True)
 class SampleArgs:
-    run: Positional[str] = "latest"
+    run: OptionalRun = "latest"
     """A run's folder, its name under runs/, or `latest`."""
     prompt: str = ""
     """Text to continue; empty: the start of a document. `-` reads it from standard input."""

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.core.command_line import Bare, Positional, parse
+from paceline.core.command_line import Bare, OptionalRun, parse
 from paceline.core.errors import ConfigError, UserError
 from paceline.core.loopback import HOSTS, LOOPBACK
 from paceline.evaluate.serving.config import ServeConfig
@@ -18,7 +18,7 @@ Only this machine can reach it. From elsewhere, through a tunnel: ssh -L 8009:lo
 
 @dataclass(frozen=True, kw_only=True)
 class ServeArgs:
-    run: Positional[str] = "latest"
+    run: OptionalRun = "latest"
     """A run's folder, its name under runs/, or `latest`."""
     port: int = 8009
     """0 takes any that is free."""

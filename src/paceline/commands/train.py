@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from paceline.checkpoint.run_config import read_run_config
 from paceline.checkpoint.run_folder import RunFolder, left_only_if_used, new_run_folder, open_run
-from paceline.core.command_line import Bare, Positional, parse
+from paceline.core.command_line import Bare, OptionalPreset, parse
 from paceline.core.errors import ConfigError, PacelineError, RunError
 from paceline.core.schema import changes, from_dict
 from paceline.core.units import human_seconds
@@ -42,7 +42,7 @@ SAMPLE_TOKENS = 120
 
 @dataclass(frozen=True, kw_only=True)
 class TrainArgs:
-    preset: Positional[str] = "demo"
+    preset: OptionalPreset = "demo"
     """Which preset; `paceline presets` lists them."""
     scale: str = "1"
     """Shrink width, head width, vocabulary, batch and steps together: a number in (0, 1], or 1/16."""

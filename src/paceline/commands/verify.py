@@ -5,7 +5,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
 
 from paceline.core.command_line import Positional, parse
 from paceline.core.errors import RunError
@@ -20,7 +22,7 @@ example: paceline verify runs/demo"""
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyArgs:
-    path: Positional[str] = "latest"
+    path: Positional[Annotated[str, tyro.conf.arg(metavar="[PATH]")]] = "latest"
     """A run (its folder, its name under runs/, or `latest`), a checkpoint, a shard or a folder of shards."""
     json: bool = False
     """Print the result as JSON."""

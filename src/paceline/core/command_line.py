@@ -17,6 +17,10 @@ from paceline.core.errors import UserError
 
 T = TypeVar("T")
 Positional = Annotated[T, tyro.conf.Positional]
+PresetName = Positional[Annotated[str, tyro.conf.arg(metavar="PRESET")]]
+OptionalPreset = Positional[Annotated[str, tyro.conf.arg(metavar="[PRESET]")]]
+OptionalRun = Positional[Annotated[str, tyro.conf.arg(metavar="[RUN]")]]
+"""Positional arguments by what they name; optional are those with a default."""
 Bare = Annotated[T, tyro.conf.arg(name="")]
 """A nested dataclass whose flags carry no prefix."""
 Hidden = Annotated[T, tyro.conf.Suppress, tyro.conf.Fixed]
