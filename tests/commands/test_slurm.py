@@ -25,6 +25,7 @@ def test_without_submitit_the_extra_is_named(
     ("words", "line"),
     [
         (["--slurm.nodes", "0"], "--slurm.nodes 0 must be at least 1"),
+        (["--slurm.nodes", "3"], "cannot be shared equally by 3 ranks"),
         (["--batch.tokens", "-1"], "--batch.tokens"),  # a setting of the run, found before it waits in a queue
     ],
 )

@@ -76,8 +76,11 @@ def train(argv: Sequence[str]) -> int:
 def _submit(argv: Sequence[str], arguments: TrainArgs) -> int:
     """The words were parsed here first: a mistake need not wait in a queue."""
     from paceline.commands.slurm import submit
+    from paceline.parallel.share import share_of_batch
 
-    submit(argv, arguments.slurm, name=arguments.config.preset)
+    config, slurm = arguments.config, arguments.slurm
+    share_of_batch(config.batch, slurm.nodes * slurm.ranks_per_node, config.parallel.split_sequence)
+    submit(argv, slurm, name=config.preset)
     return 0
 
 
