@@ -139,3 +139,4 @@ def test_symmetric_products_give_the_same_orthogonal_factors(rows: int, columns:
     settings = {"steps": 5, "dtype": torch.float32, "norm_of": "rounded"}
     expected = orthogonalise(G, association="polynomial_first", **settings)
     torch.testing.assert_close(orthogonalise_symmetric(G, **settings), expected, rtol=1e-4, atol=1e-5)
+    assert orthogonalise_symmetric(G[:0], **settings).shape == (0, rows, columns)  # a rank may be dealt none

@@ -320,4 +320,7 @@ def test_every_parameter_is_in_one_class(name: str) -> None:
 def test_only_a_fused_matrix_has_parts() -> None:
     assert built(small("r05-modern-arch")).fused_parts() == {}
     parts = built(small("r04-muon")).fused_parts()
-    assert parts == {f"blocks.{layer}.attention.qkv": 3 for layer in range(12)}
+    width = small("r04-muon").width
+    assert parts == {f"blocks.{layer}.attention.qkv": (width, width, width) for layer in range(12)}
+    grouped = replace(small("r04-muon"), num_kv_heads=1)
+    assert set(built(grouped).fused_parts().values()) == {(width, grouped.head_dim, grouped.head_dim)}

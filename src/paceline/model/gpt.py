@@ -122,10 +122,11 @@ class GPT(nn.Module):
             classes[parameter_class(name, parameter)][name] = parameter
         return classes
 
-    def fused_parts(self) -> dict[str, int]:
-        """Matrices that are several stacked in rows, with the number of equal parts (fused q, k, v)."""
-        equal = self.config.qkv == "fused" and self.config.kv_heads == self.config.num_heads
-        return {name: 3 for name, _ in self.named_parameters() if equal and name.endswith("attention.qkv")}
+    def fused_parts(self) -> dict[str, tuple[int, ...]]:
+        """Matrices that are several stacked in rows (fused q, k, v), with the rows of each."""
+        c = self.config
+        rows = (c.num_heads * c.head_dim, c.kv_width, c.kv_width)
+        return {name: rows for name, _ in self.named_parameters() if name.endswith("attention.qkv")}
 
 
 def parameter_class(name: str, parameter: Tensor) -> ParamClass:

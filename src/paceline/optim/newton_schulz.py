@@ -58,10 +58,10 @@ def orthogonalise_symmetric(
     G: Tensor, *, steps: int, dtype: torch.dtype, norm_of: Literal["rounded", "unrounded"], eps: float = 1e-7
 ) -> Tensor:
     """`orthogonalise` with the polynomial first and symmetric products computed once, by Triton kernels; shapes that
-    they cannot cut go the plain way."""
+    they cannot cut go the plain way, and so does no matrix at all."""
     from paceline.kernels.symmetric_fused import fits, gram, gram_polynomial
 
-    if not fits(min(G.shape[-2:]), max(G.shape[-2:])):
+    if not G.numel() or not fits(min(G.shape[-2:]), max(G.shape[-2:])):
         return orthogonalise(G, steps=steps, dtype=dtype, association="polynomial_first", norm_of=norm_of, eps=eps)
     a, b, c = QUINTIC
     X = _normalised(G, dtype, norm_of, eps).reshape(-1, *G.shape[-2:])
