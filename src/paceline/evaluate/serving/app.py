@@ -27,7 +27,7 @@ from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.serving.answers import Answers, choice, error, model_card
 from paceline.evaluate.serving.batcher import Stream, make_batcher
 from paceline.evaluate.serving.config import ServeConfig
-from paceline.evaluate.serving.engine import BusyError, Engine, Reply
+from paceline.evaluate.serving.engine import BrokenError, BusyError, Engine, Reply
 from paceline.evaluate.serving.page import page, policy
 from paceline.evaluate.serving.request import Completion, RefusedError, parse_body, parse_completion
 from paceline.evaluate.serving.text import TextStream
@@ -113,6 +113,8 @@ class Server:
             raise RefusedError(
                 "too many requests are waiting; try again", status=429, code="rate_limit_exceeded"
             ) from None
+        except BrokenError:
+            raise RefusedError("the server's device failed; it must be started anew", status=503) from None
 
     async def _pieces(self, reply: Reply, asked: Completion, answers: Answers) -> AsyncIterator[Piece]:
         """Text as it comes, of all choices, each with an end."""

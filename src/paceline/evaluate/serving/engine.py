@@ -21,6 +21,10 @@ class BusyError(Exception):
     """No room for another request now."""
 
 
+class BrokenError(Exception):
+    """The device failed for good; nothing is written any more."""
+
+
 @dataclass(eq=False)
 class Reply:
     """The streams of one request. Leaving it, for whatever reason, ends those that still run."""
@@ -47,6 +51,8 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
+        self._broken = False
+        """Touched by the event loop only."""
 
     def start(self) -> None:
         """From the event loop that will be told of events."""
@@ -58,7 +64,10 @@ class Engine:
         self._thread.join()
 
     def open(self, streams: list[Stream]) -> Reply:
-        """Put streams in line; raises BusyError if there is no room for all of them."""
+        """Put streams in line; raises BusyError if there is no room for all of them, BrokenError if there never will
+        be."""
+        if self._broken:
+            raise BrokenError
         if len(self.replies) + len(streams) > self.room:
             raise BusyError
         reply = Reply(self, streams)
@@ -75,11 +84,15 @@ class Engine:
         self._stopped = True
 
     def _run(self) -> None:
-        while not self._stopped:
-            for command in self._due():
-                command()
-            if events := self._step():
-                self._tell(events)
+        try:
+            while not self._stopped:
+                for command in self._due():
+                    command()
+                if events := self._step():
+                    self._call(self._deliver, events)
+        except Exception:  # not even cleaning up after a failed step works
+            log.exception("the device cannot be used any more; start the server anew")
+            self._call(self._give_up)
 
     def _due(self) -> Iterator[Callable[[], None]]:
         """Commands that have come; while there is nothing else to do, waits for one."""
@@ -95,10 +108,15 @@ class Engine:
             log.exception("a step failed; its requests are answered with status 500")
             return self.batcher.fail()
 
-    def _tell(self, events: list[Event]) -> None:
+    def _call(self, function: Callable[..., None], *given: object) -> None:
+        """On the event loop."""
         assert self._loop is not None
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._deliver, events)
+            self._loop.call_soon_threadsafe(function, *given)
+
+    def _give_up(self) -> None:
+        self._broken = True
+        self._deliver([Event(stream, finish="error") for stream in self.replies])
 
     def _deliver(self, events: list[Event]) -> None:
         for event in events:
