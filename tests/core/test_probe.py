@@ -118,6 +118,8 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_our_kernels_are_taken_where_they_work_and_know_the_model() -> None:
     assert probe.choose_attention("auto", "cuda").name == "ranges"
     assert probe.choose_head("auto", "cuda", compiled=True).name == "fused"
+    assert probe.choose_head("auto", "cuda", compiled=True, own=False).name == "reference"
+    assert probe.choose_head("auto", "cuda", compiled=True, own=False, chunks=True).name == "chunked"
     assert probe.choose_head("chunked", "cuda", compiled=True).name == "chunked"
     assert probe.choose_fused("--mlp.backend", "auto", "cuda").name == "fused"
     assert probe.choose_fused("--mlp.backend", "auto", "cuda", own=False).name == "reference"

@@ -311,9 +311,14 @@ def _flex_where_it_pays(device: str, head_dim: int, *, compiled: bool) -> Choice
     return Choice(name="flex" if flex.usable else "reference", reason=flex.reason)
 
 
-def choose_head(requested: str, device: str, *, compiled: bool, own: bool = True, misfit: str | None = None) -> Choice:
-    """The back end for `--head.backend`: auto, reference, chunked or fused. The first two work everywhere."""
-    if compiled:
+def choose_head(
+    requested: str, device: str, *, compiled: bool, own: bool = True, misfit: str | None = None, chunks: bool = False
+) -> Choice:
+    """The back end for `--head.backend`: auto, reference, chunked or fused. All but the last work everywhere. `chunks`:
+    `--head.chunk-tokens` is given."""
+    if compiled and chunks:
+        plain = Choice(name="chunked", reason="asked for by --head.chunk-tokens")
+    elif compiled:
         plain = Choice(name="reference", reason="the compiler fuses cap and loss")
     else:
         plain = Choice(name="chunked", reason="without a compiler, chunks save the passes over all logits")

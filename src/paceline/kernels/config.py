@@ -16,7 +16,8 @@ class AttentionConfig:
     """Shared library that registers `flash_attn_3.fwd` and `.bwd` with torch; None: the package flash_attn_interface.
     What it links to must be found too (LD_LIBRARY_PATH)."""
     heads: Literal["auto", "reference", "fused"] = "auto"
-    """Who makes the heads: projections, value mix, norm, rotary. `fused` is one product that ends in all of it."""
+    """Who makes the heads: projections, value mix, norm, rotary. `fused` is the library's product, then one kernel
+    for all the rest."""
 
     def __post_init__(self) -> None:
         if self.fa3_library is not None and self.backend != "fa3":
@@ -39,6 +40,11 @@ class HeadConfig:
         if self.chunk_tokens is not None and self.chunk_tokens < 1:
             raise ConfigError(
                 f"--head.chunk-tokens {self.chunk_tokens} must be at least 1; None leaves it to the machine"
+            )
+        if self.chunk_tokens is not None and self.backend == "reference":
+            raise ConfigError(
+                f"--head.chunk-tokens {self.chunk_tokens} is of no use to --head.backend reference, which holds all "
+                f"logits; use chunked"
             )
 
 

@@ -36,7 +36,14 @@ def choose_back_ends(config: RunConfig, device: str, products: str) -> BackEnds:
         mlp=choose_fused(
             "--mlp.backend", config.mlp.backend, device, own=own, misfit=format_misfit or _mlp_misfit(config)
         ),
-        head=choose_head(config.head.backend, device, compiled=config.train.compile, own=own, misfit=format_misfit),
+        head=choose_head(
+            config.head.backend,
+            device,
+            compiled=config.train.compile,
+            own=own,
+            misfit=format_misfit,
+            chunks=config.head.chunk_tokens is not None,
+        ),
         muon=choose_fused("--train.fast-paths", "auto", device, own=own, misfit=format_misfit),
     )
 
@@ -45,7 +52,7 @@ def _attention(config: RunConfig, device: str, format_misfit: str | None) -> Cho
     asked, model = config.attention, config.model
     if asked.backend in WINDOW_ON_HOST:
         misfit = packed_misfit(model) or format_misfit
-        if config.train.deterministic:
+        if misfit is None and config.train.deterministic:
             misfit = "its backward pass adds in an order that changes, and --train.deterministic is on"
         return choose_packed(asked.backend, device, misfit=misfit, fa3_library=asked.fa3_library)
     return choose_attention(
