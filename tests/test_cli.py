@@ -152,6 +152,13 @@ def nothing_trains(monkeypatch: pytest.MonkeyPatch) -> None:
         (("train", "r17-sparse-values", "--optim.schedule.cooldown-share", "0.4"), ("set exactly one of them",)),
         (("train", "demo", "--optim.muon.momentum", "1"), ("--optim.muon.momentum 1.0 is outside [0, 1)",)),
         (("train", "demo", "--optim.clip-norm", "0"), ("--optim.clip-norm 0.0 must be positive",)),
+        (("train", "demo", "--optim.clip-norm", "nan"), ("--optim.clip-norm nan must be positive",)),
+        (("train", "demo", "--model.attention-branch-scale", "nan"), ("--model.attention-branch-scale nan",)),
+        (("sample", "--temperature", "nan"), ("--temperature nan must be a number from 0 on",)),
+        (
+            ("train", "demo", "--head.backend", "reference", "--head.chunk-tokens", "64"),
+            ("--head.chunk-tokens 64 is of no use to --head.backend reference",),
+        ),
         (("train", "demo", "--data.tokenizer", "klingon"), ("--data.tokenizer klingon", "bpe-N")),
         (("train", "demo", "--evaluate.every", "0"), ("--evaluate.every 0 must be at least 1",)),
         (("train", "demo", "--checkpoint.keep", "0"), ("--checkpoint.keep 0 must be at least 2",)),

@@ -40,6 +40,13 @@ def test_the_limit_takes_the_first_questions(tmp_path: Path) -> None:
     assert [question.label for question in read_hellaswag(path, limit=2)] == [0, 1]
 
 
+def test_a_line_may_hold_other_separators(tmp_path: Path) -> None:
+    """JSON allows them, and some tools write them as they are."""
+    path = tmp_path / "h.jsonl"
+    path.write_text(json.dumps({**SCENE, "ctx_a": "a\u2028b\x85c"}, ensure_ascii=False) + "\n", "utf-8")
+    assert len(read_hellaswag(path)) == 1
+
+
 def judged(label: int) -> tuple[float, float]:
     """By a model to which all tokens are equally likely, with bytes as tokens: an ending costs its length and 1 for the
     space before it, so the shortest is likeliest, and the longest is likeliest per character."""

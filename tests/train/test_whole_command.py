@@ -147,7 +147,7 @@ def test_a_prompt_that_is_too_long(trained: Path, capfd: pytest.CaptureFixture[s
         (("--heat", "1"), "--heat"),
         (("--tokens", "0"), "--tokens 0 must be at least 1"),
         (("--tokens", "many"), "--tokens"),
-        (("--temperature", "-1"), "--temperature -1.0 is negative"),
+        (("--temperature", "-1"), "--temperature -1.0 must be a number from 0 on"),
         (("--top-k", "0"), "--top-k 0 must be at least 1"),
         (("--top-p", "2"), "--top-p 2.0 is outside (0, 1]"),
     ],

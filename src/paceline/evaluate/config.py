@@ -1,5 +1,6 @@
 """When and on what the model is judged. No torch."""
 
+import math
 from dataclasses import dataclass
 
 from paceline.core.errors import ConfigError
@@ -31,8 +32,8 @@ class SamplingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ConfigError(f"--temperature {self.temperature} is negative; 0 is greedy")
+        if not 0 <= self.temperature < math.inf:
+            raise ConfigError(f"--temperature {self.temperature} must be a number from 0 on; 0 is greedy")
         if self.top_k is not None and self.top_k < 1:
             raise ConfigError(f"--top-k {self.top_k} must be at least 1; None lets all tokens in")
         if not 0 < self.top_p <= 1:

@@ -1,7 +1,8 @@
 """Loss by place in the document: what the model makes of what it has read, inside its window and beyond.
 
-A token's place is the number of text tokens of its document before it. Up to the window every layer sees all of them;
-beyond, a layer sees the last ones only, and what is older reaches a token through other layers, if at all.
+A token's place is the number of text tokens of its document before it. Up to the window a layer sees all of
+them (where windows are counted in blocks, all but up to 127); beyond, it sees the last ones only, and what is older
+reaches a token through other layers, if at all.
 """
 
 from collections.abc import Sequence

@@ -103,7 +103,7 @@ def through_rotary_and_norm(
     layout: gl.constexpr = accumulator(HALF, gl.num_warps())
     column = gl.arange(0, HALF, gl.SliceLayout(0, layout))[None, :]
     angle = (position + gl.arange(0, ROWS, gl.SliceLayout(1, layout)))[:, None] * PAIRS + column
-    turns = (column < PAIRS) & (angle >= 0)
+    turns = (column < PAIRS) & (angle >= 0)  # always true, for the shape
     cos = gl.load(cos_ptr + angle, mask=turns, other=1.0).to(gl.float32)
     sin = gl.load(sin_ptr + angle, mask=turns, other=0.0).to(gl.float32)
     return whole(a * cos - b * sin, a * sin + b * cos, ROWS, HALF)

@@ -612,7 +612,12 @@ def fill_gradients(
 
 def raw_parts(q: Tensor, kv_heads: int) -> Tensor:
     """`Raw.parts` for queries (N, ...)."""
-    return q.new_zeros(q.size(0) // _tiles(RAW_KEYS, q).keys * kv_heads, 2, dtype=torch.float32)
+    tiles = _tiles(RAW_KEYS, q)
+    if in_flight(q):
+        from paceline.kernels import attention_async as kernels
+
+        tiles = kernels.BACKWARD_KEYS
+    return q.new_zeros(q.size(0) // tiles.keys * kv_heads, 2, dtype=torch.float32)
 
 
 @attend_forward.register_fake

@@ -92,7 +92,7 @@ def heads_forward(
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     row = tokens[:, None]
     column = tl.arange(0, HALF)[None, :]
-    inside = (row < rows) & (column < HALF)
+    inside = (row < rows) & (column < HALF)  # always true, for the shape
     place = qkv_ptr + row * ((NORMED + KV_HEADS) * 2 * HALF) + column
     if tl.program_id(1) == 0:
         cos, sin = load_angles(cos_ptr, sin_ptr, row % sequence, column, inside, PAIRS)
@@ -151,7 +151,7 @@ def heads_backward(
     row = tokens[:, None]
     head = tl.program_id(1)
     column = tl.arange(0, HALF)[None, :]
-    inside = (row < rows) & (column < HALF)
+    inside = (row < rows) & (column < HALF)  # always true, for the shape
     joined = row * ((NORMED + KV_HEADS) * 2 * HALF) + head * (2 * HALF) + column
     if head < NORMED:
         if head < HEADS:

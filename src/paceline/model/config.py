@@ -197,6 +197,8 @@ class ModelConfig:
                 raise ConfigError(
                     f"--model.{name.replace('_', '-')} {getattr(self, name)} must be a finite number, 0 or more"
                 )
+        if not math.isfinite(self.attention_branch_scale):
+            raise ConfigError(f"--model.attention-branch-scale {self.attention_branch_scale} must be a finite number")
         if self.head_dim % 2:
             raise ConfigError(f"--model.head-dim {self.head_dim} is odd, but rotary turns pairs; use an even width")
         if self.num_heads * self.head_dim != self.width:

@@ -119,5 +119,5 @@ class OptimConfig:
     """Scale the gradient down to this global norm where it exceeds it; None: off."""
 
     def __post_init__(self) -> None:
-        if self.clip_norm is not None and self.clip_norm <= 0:
+        if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigError(f"--optim.clip-norm {self.clip_norm} must be positive; use None for no clipping")

@@ -27,6 +27,7 @@ def diagnose(trainer: Trainer) -> str:
     c, corpus = trainer.config, trainer.parts.data.train
     windows = windows_at(corpus, c.data, c.batch, trainer.data_step_of(step), seed=c.seed)
     names = [shard.path.name for shard in corpus.shards]
+    trainer.window.fill_(trainer.window_at(step) or 0)  # the loop may have gone on
     found = _search(trainer, windows)
     if found is None:
         places, tensor = windows, ""
