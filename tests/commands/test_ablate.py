@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
+from paceline.commands import ablate
+from paceline.commands.train import base_config
 from paceline.core.schema import read_json
 from paceline.metrics.card import read_card
 
@@ -107,11 +109,46 @@ def test_a_dry_run_names_arms_reasons_and_runs(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
+    ("without", "arms"),
+    [
+        (["muon"], {"full": "muon 15.0", "without-muon": "adamw 15.0"}),
+        (["model.softcap=30"], {"full": "muon 15.0", "without-softcap-15": "muon 30.0"}),
+        (["model.unet-skips=False"], {"full": "muon 15.0", "without-unet-skips": "muon 15.0"}),
+        (
+            ["muon", "softcap"],
+            {
+                "full": "muon 15.0",
+                "base": "adamw None",
+                "without-muon": "adamw 15.0",
+                "without-softcap": "muon None",
+                "with-muon": "muon None",
+                "with-softcap": "adamw 15.0",
+            },
+        ),
+    ],
+    ids=" ".join,
+)
+def test_one_preset_without_what_is_named(without: list[str], arms: dict[str, str]) -> None:
+    """Of a single part nothing is run twice."""
+    argv = ["demo", "--steps", "3", "--without", *without]
+    plan = ablate._plan(argv, ablate.parse_arguments(argv, base_config(argv)))
+    found = {arm.name: f"{arm.config.optim.matrices} {arm.config.model.softcap}" for arm in plan.arms}
+    assert found == arms
+    unet = {arm.name: arm.config.model.unet_skips for arm in plan.arms}
+    assert unet == {name: name != "without-unet-skips" for name in arms}
+
+
+@pytest.mark.parametrize(
     ("argv", "said"),
     [
         (["r18-softcap", "--only", "softcap"], "--only softcap: no part of this diff; there are padded-tables"),
         (["r18-softcap", "--against", "r18-softcap"], "do not differ"),
-        (["demo"], "demo has no predecessor; name the preset to compare it with by --against"),
+        (["demo"], "a preset by --against, or techniques by --without, such as --without muon"),
+        (["demo", "--without", "moon"], "did you mean muon?"),
+        (["demo", "--without", "token-window"], "demo does not have it"),
+        (["demo", "--without", "micro-batches"], "it is always on"),
+        (["demo", "--without", "model.softcap=-1"], "--model.softcap -1.0 must be positive"),
+        (["demo", "--without", "muon", "--against", "r18-softcap"], "exclude each other"),
         (["r18"], "did you mean r18-softcap?"),
         (["r18-softcap", "--seeds", "0"], "--seeds 0 must be at least 1"),
         (["r18-softcap", "--jobs", "0"], "--jobs 0 must be at least 1"),

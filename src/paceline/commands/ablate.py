@@ -17,9 +17,10 @@ from paceline.recipes.records import PUBLIC
 from paceline.recipes.scaling import parse_scale
 from paceline.train.config import RunConfig
 
-HELP = """Take the difference between two presets apart: train with and without each of its parts, over several seeds,
-and say what each part does to loss, time and memory, with intervals.
+HELP = """What does a technique buy? Train with and without it, over several seeds, and say what it does to loss, time
+and memory, with intervals. By default the difference between a preset and its predecessor is taken apart.
 
+example: paceline ablate demo --without muon --steps 60 --out runs/muon
 example: paceline ablate r18-softcap --scale 1/16 --steps 20 --out runs/ablate-r18
 
 Flags of `paceline train` apply to all runs. Stopping and giving the same command again goes on where it was."""
@@ -31,6 +32,9 @@ class AblateArgs:
     """The newer preset; `paceline presets` lists them."""
     against: str | None = None
     """The older one; None: the preset's predecessor."""
+    without: tuple[str, ...] = ()
+    """Instead of an older preset: techniques that the preset has, by the names of their cards, or settings with the
+    values that they would have, as model.softcap=None."""
     seeds: int = 3
     """Runs of every arm, with --seed and the numbers that follow it."""
     only: str | None = None
@@ -85,14 +89,11 @@ def parse_arguments(argv: Sequence[str], base: RunConfig) -> AblateArgs:
 
 
 def _plan(argv: Sequence[str], arguments: AblateArgs) -> Plan:
-    """The same flags on both presets, at the newer one's number of steps."""
+    """The same flags on both configs, at the newer one's number of steps."""
     from paceline.lab.ablate.here import device_of
 
-    public = PUBLIC.get(arguments.preset)
-    against = arguments.against or (public.predecessor if public else None)
-    if against is None:
-        raise UserError(f"{arguments.preset} has no predecessor; name the preset to compare it with by --against")
-    words = [against, *argv[1:], "--steps", str(arguments.config.steps)]
+    off = [word for asked in arguments.without for word in _off(asked, arguments.config)]
+    words = [_older(arguments), *argv[1:], *off, "--steps", str(arguments.config.steps)]
     older = parse_arguments(words, base_config(words))
     local = arguments.launch == "local"
     choice = Choice(
@@ -107,6 +108,38 @@ def _plan(argv: Sequence[str], arguments: AblateArgs) -> Plan:
         ranks=1 if local else arguments.slurm.nodes * arguments.slurm.ranks_per_node,
     )
     return make_plan(older.config, arguments.config, choice)
+
+
+def _older(arguments: AblateArgs) -> str:
+    """The preset that the other config is made from."""
+    if arguments.without:
+        if arguments.against is not None:
+            raise ConfigError(f"--without and --against {arguments.against} exclude each other; give one of them")
+        return arguments.preset
+    public = PUBLIC.get(arguments.preset)
+    against = arguments.against or (public.predecessor if public else None)
+    if against is None:
+        raise UserError(
+            f"{arguments.preset} has no predecessor; name what it is to be compared with: a preset by --against, or "
+            f"techniques by --without, such as --without muon"
+        )
+    return against
+
+
+def _off(asked: str, config: RunConfig) -> list[str]:
+    """The flags by which a config does without a technique, or has a setting at the value given."""
+    from paceline.lab.technique import flag_words, is_in
+    from paceline.lab.techniques import technique
+
+    name, given, value = asked.partition("=")
+    if given:
+        flags = {"True": True, "False": False}
+        return flag_words(name, flags.get(value, value))
+    if not (found := technique(name)).switches:
+        raise UserError(f"--without {name}: it is always on; there is nothing to switch")
+    if not is_in(found, config):
+        raise UserError(f"--without {name}: {config.preset} does not have it")
+    return [word for switch in found.switches for word in flag_words(switch.field, switch.off)]
 
 
 def _jobs(plan: Plan, arguments: AblateArgs) -> int:

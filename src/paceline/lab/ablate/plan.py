@@ -122,6 +122,8 @@ def make_plan(base: RunConfig, full: RunConfig, choice: Choice) -> Plan:
     every = parts_of(base, full)
     if not every:
         raise UserError(f"{base.preset} and {full.preset} do not differ here, so there is nothing to take apart")
+    if len(every) == 1 and choice.leave_out:  # the predecessor is the preset without it, and with it the preset
+        choice = replace(choice, base=False, add=False)
     reasons = {part.key: idle(part, full, device=choice.device, ranks=choice.ranks) for part in every}
     wanted = picked(every, choice.only)
     parts = [part for part in wanted if reasons[part.key] is None]
