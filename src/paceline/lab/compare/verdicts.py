@@ -141,7 +141,7 @@ def _cautions(a: Group, b: Group, by_seed: Estimate | None) -> list[str]:
     told = []
     if by_seed is not None:
         interval = f"{by_seed.low:+.4f} to {by_seed.high:+.4f}"
-        told.append(f"paired by seed the interval is {interval} (p = {by_seed.p:.2g})")
+        told.append(f"paired by seed the interval is {interval} (p = {by_seed.p:.2g}); the verdict does not pair")
     if min(len(a.runs), len(b.runs)) == 2:
         told.append("with 2 runs in a group the interval is rough: it covers 90 to 98 % instead of 95")
     if a.first.steps != b.first.steps:
