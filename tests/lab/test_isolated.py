@@ -3,7 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from paceline.lab.isolated import NOISE, isolated, verdict
+import pytest
+
+from paceline.lab.isolated import NOISE, in_short, isolated, telling, verdict
 from paceline.lab.results import Ablated, ablated, read
 from paceline.lab.techniques import TECHNIQUES
 
@@ -33,6 +35,27 @@ def test_a_verdict_agrees_with_the_losses_of_the_runs() -> None:
     arms = {arm["name"]: arm["losses"] for arm in read(one.file)["arms"]}
     assert max(arms["full"]) < min(arms["without-softcap-15"])
     assert verdict(one) == "lowers the loss"
+
+
+def test_a_cell_has_effect_interval_and_size() -> None:
+    assert in_short(FULL) == "lowers the loss: -0.0500 [-0.0600, -0.0400] (full size, H200, 38 steps)"
+    assert in_short(replace(SMALL, noise=True)) == "not told apart from noise (1/16, CPU, 38 steps)"
+    together = in_short(replace(NOISY, beside=("padded-tables",)))
+    assert together == "not told apart from noise, together with `padded-tables` (full size, H200, 38 steps)"
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        (NOISY, SMALL),  # the size goes first, also where it finds nothing
+        (NOISY, replace(FULL, beside=("softcap",))),  # then that it is alone
+        (FULL, NOISY),
+        (FULL, replace(FULL, loss=difference(-0.5, p=0.02))),
+    ],
+)
+def test_the_most_telling(better: Ablated, worse: Ablated) -> None:
+    assert telling([better, worse]) is telling([worse, better]) is better
+    assert telling([]) is None
 
 
 def test_a_table_says_what_was_done_and_which_file_a_note_is_about() -> None:
