@@ -12,7 +12,7 @@ from paceline.core.errors import PacelineError, UserError
 from paceline.lab import cards
 from paceline.lab.claims import claims
 from paceline.lab.pages import DOCS
-from paceline.lab.results import files_of
+from paceline.lab.results import ablated, files_of
 from paceline.lab.technique import command
 from paceline.lab.techniques import TECHNIQUES
 
@@ -93,6 +93,15 @@ def test_a_card_has_all_that_the_table_knows(key: str) -> None:
 def test_the_index_leads_to_every_card() -> None:
     linked = re.findall(r"\]\(([a-z0-9-]+)\.md\)", PAGES["techniques/index.md"])
     assert sorted(linked) == sorted(TECHNIQUES)
+
+
+def test_the_index_says_of_each_technique_what_was_measured() -> None:
+    rows = re.findall(r"^\| \[[^|]+\]\(([a-z0-9-]+)\.md\) \| ([^|]+) \|", PAGES["techniques/index.md"], re.MULTILINE)
+    cells = dict(rows)
+    assert cells["softcap-15"] == "lowers the loss: -0.0476 [-0.0620, -0.0331] (full size, H200, 38 steps)"
+    for key, one in TECHNIQUES.items():
+        assert (cells[key] == "not measured") == (not files_of(one)), key
+        assert (cells[key] == cards.WITH_OTHERS) == (bool(files_of(one)) and not ablated(one)), key
 
 
 def test_every_claim_is_in_the_ledger_and_leads_to_its_techniques() -> None:

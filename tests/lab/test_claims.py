@@ -1,6 +1,7 @@
 """The ledger of claims: complete, consistent with the techniques, and readable by people and programs."""
 
 import json
+import re
 
 import pytest
 
@@ -85,9 +86,11 @@ def test_square_brackets_of_a_claim_are_not_markup() -> None:
     assert "[bold]c[/bold]." in render_text([odd])
 
 
-def test_the_last_line_counts() -> None:
-    assert render_text(claims()).splitlines()[-1] == count_line(claims())
-    assert " ".join(render_text(claims(), width=40).splitlines()[-3:]) == count_line(claims())
+def test_the_counts_which_explain_the_verdicts_stand_above_the_table() -> None:
+    first, empty, headings = render_text(claims()).splitlines()[:3]
+    assert (first, empty) == (count_line(claims()), "")
+    assert re.split(" {2,}", headings) == ["seed", "claim", "verdict", "what scripts and logs say"]
+    assert " ".join(render_text(claims(), width=40).splitlines()[:3]) == count_line(claims())
     assert count_line(claims()).startswith("134 claims: 53 supported (T), 16 partly (P), 42 contradicted (F)")
     assert count_line(claims()[:1]).startswith("1 claim: ")
 

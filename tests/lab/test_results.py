@@ -159,7 +159,8 @@ def test_a_sentence_gets_its_numbers_from_its_files() -> None:
     assert told(measured) == "266 steps end at 3.33, the original at 3.31"
 
 
-EFFECT = {"technique": "softcap-15", "kind": "leave-one-out", "n": 3, "loss": {"mean": -0.1, "low": -0.2, "high": 0.0}}
+EFFECT = {"technique": "softcap-15", "kind": "leave-one-out", "n": 3, "loss": {"mean": -0.1, "low": -0.2, "high": 0.0},
+          "step_s": None, "noise": True}  # fmt: skip
 ADDED = {**EFFECT, "kind": "add-one-in", "loss": {"mean": -0.3, "low": -0.4, "high": -0.2}}
 DROPPED = {**EFFECT, "technique": "a+no-softcap-15"}
 
@@ -178,11 +179,64 @@ def test_a_value_is_looked_up_by_its_path(folder: Path) -> None:
             found(at)
 
 
+SMALL = {"preset": "r18-softcap", "against": "r17-sparse-values", "scale": "1/16", "why_indicative": "scale 1/16, CPU",
+         "steps": 24, "hardware": "2 cores of AMD EPYC"}  # fmt: skip
+FULL = {**SMALL, "scale": None, "why_indicative": None, "hardware": "1 x NVIDIA H200"}
+
+
 def test_what_ablations_say_of_a_technique_is_found_by_its_key(folder: Path) -> None:
-    run = {"preset": "r18-softcap", "why_indicative": "CPU", "steps": 24}
-    write(folder, "cpu-ablation-r18.json", {**run, "effects": [EFFECT, DROPPED, {**EFFECT, "technique": "softcap"}]})
-    found = ablated(TECHNIQUES["softcap-15"], folder)
-    assert [(one.part, one.indicative) for one in found] == [("softcap-15", "CPU"), ("a+no-softcap-15", "CPU")]
+    write(folder, "cpu-ablation-r18.json", {**SMALL, "effects": [EFFECT, DROPPED, {**EFFECT, "technique": "softcap"}]})
+    alone, exchanged = ablated(TECHNIQUES["softcap-15"], folder)
+    assert (alone.beside, alone.instead_of) == ((), ())
+    assert (exchanged.beside, exchanged.instead_of) == ((), ("a",))
+
+
+def test_the_full_size_stands_first(folder: Path) -> None:
+    write(folder, "cpu-ablation-r18.json", {**SMALL, "effects": [EFFECT]})
+    write(folder, "h200-ablation-r18.json", {**FULL, "effects": [EFFECT]})
+    assert [one.size for one in ablated(TECHNIQUES["softcap-15"], folder)] == ["full size, H200", "1/16, CPU"]
+
+
+@pytest.mark.parametrize(
+    ("run", "size"),
+    [
+        ({**FULL, "why_indicative": "CPU", "hardware": "2 cores of AMD EPYC"}, "full size, CPU"),
+        ({**SMALL, "why_indicative": "scale 1/16", "hardware": "1 x NVIDIA H200"}, "1/16, H200"),
+        ({**FULL, "why_indicative": "width 384 instead of 768"}, "not full size, H200"),
+    ],
+)
+def test_a_size_is_that_of_the_model_and_the_machine(run: dict[str, Any], size: str, folder: Path) -> None:
+    write(folder, "an-ablation-r18.json", {**run, "effects": [EFFECT]})
+    (one,) = ablated(TECHNIQUES["softcap-15"], folder)
+    assert one.size == size
+
+
+@pytest.mark.parametrize(
+    ("part", "kind", "done", "low"),
+    [
+        ("softcap-15", "leave-one-out", "left out of r18-softcap", -0.2),
+        ("softcap-15", "add-one-in", "added to r17-sparse-values", -0.2),
+        ("no-softcap-15", "leave-one-out", "added to r18-softcap", 0.0),  # which dropped it
+        ("no-softcap-15", "add-one-in", "left out of r17-sparse-values", 0.0),
+    ],
+)
+def test_a_difference_is_with_the_technique_minus_without_it(
+    part: str, kind: str, done: str, low: float, folder: Path
+) -> None:
+    """Also where the record dropped the technique, and the file has the difference of dropping it."""
+    write(folder, "cpu-ablation-r18.json", {**SMALL, "effects": [{**EFFECT, "technique": part, "kind": kind}]})
+    (one,) = ablated(TECHNIQUES["softcap-15"], folder)
+    assert f"{'added to' if one.added else 'left out of'} {one.preset}" == done
+    assert {one.preset, one.other} == {"r18-softcap", "r17-sparse-values"}
+    assert one.loss["low"] == low
+    assert one.loss["mean"] == (0.1 if part.startswith("no-") else -0.1)
+
+
+def test_a_technique_whose_name_begins_with_no_is_not_one_that_was_dropped(folder: Path) -> None:
+    write(folder, "cpu-ablation-r16.json", {**SMALL, "effects": [{**EFFECT, "technique": "no-buffer-broadcast"}]})
+    (one,) = ablated(TECHNIQUES["no-buffer-broadcast"], folder)
+    assert not one.added
+    assert one.loss["mean"] == -0.1
 
 
 def test_every_result_file_says_what_it_is_and_when_it_was_made() -> None:

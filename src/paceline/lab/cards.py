@@ -6,14 +6,14 @@ docs/seeds.md, from each claim to card, switch, code, test and measurement. Nobo
 
 import sys
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from paceline.lab.claims import VERDICTS, Claim, Seed, claims, counts, seeds
+from paceline.lab.isolated import in_short, isolated, telling
 from paceline.lab.ledger import count_line
-from paceline.lab.pages import PagesOf, listed, paragraphs, table
+from paceline.lab.pages import PagesOf, listed, paragraphs, result_links, table
 from paceline.lab.results import (
-    Ablated,
     Pair,
     Series,
     ablated,
@@ -31,6 +31,7 @@ from paceline.recipes.records import PUBLIC
 from paceline.train.config import RunConfig
 
 NOT_MEASURED = "Not measured here yet."
+WITH_OTHERS = "not measured alone"
 
 
 def _texts() -> dict[str, str]:
@@ -54,7 +55,8 @@ def card(technique: Technique) -> str:
         "Code:\n\n" + listed(_code_links(technique, "../..")),
         "Tests:\n\n" + listed(_test_links(technique, "../..")),
         "## What it buys",
-        paragraphs(technique.public, whole_record(technique.record) if technique.record else None),
+        "**In the public records.** "
+        + paragraphs(technique.public, whole_record(technique.record) if technique.record else None),
         f"**Cost.** {technique.cost}",
         f"**Measured here.** {_measured_technique(technique)}",
         _claims_section(technique),
@@ -96,44 +98,11 @@ def _value(value: Any) -> str:
 def _measured_technique(technique: Technique) -> str:
     said = [_measured(measurement, "../..") for measurement in technique.measurements]
     compared = [_compared(pair) for pair in pairs(technique)]
-    return paragraphs(" ".join(said) or None, _ablated(ablated(technique)), *compared) or NOT_MEASURED
-
-
-def _ablated(found: Sequence[Ablated]) -> str | None:
-    """The comparisons that isolate a technique, with intervals."""
-    if not found:
-        return None
-    intro = "Isolated by `paceline ablate`: with the part minus without it, 95 % interval, p-values after Holm."
-    rows = [
-        (
-            f"`{one.preset}`, {one.steps} steps",
-            f"`{one.part}`, {'left out' if one.values['kind'] == 'leave-one-out' else 'added alone'}",
-            str(one.values["n"]),
-            _interval(one.values["loss"], 4),
-            "–" if one.values["loss"]["p_holm"] is None else f"{one.values['loss']['p_holm']:.2g}",
-            "not told apart from noise" if one.values["noise"] else "differs",
-            _interval(one.values["step_s"], 3),
-            _files([one.file], "../.."),
-        )
-        for one in found
-    ]
-    headings = ("run", "part", "seeds", "loss", "p", "verdict", "s a step", "file")
-    marked = {one.file: one.indicative for one in found if one.indicative}
-    where = "; ".join(f"`{file}`: {why}" for file, why in sorted(marked.items()))
-    mark = f"Indicative only ({where}): this settles nothing about the full size." if marked else None
-    notes = dict.fromkeys(one.note for one in found if one.note)
-    return paragraphs(intro, table(headings, rows), " ".join(notes), mark)
-
-
-def _interval(values: dict[str, Any] | None, digits: int) -> str:
-    if values is None:
-        return "–"
-    mean = f"{values['mean']:+.{digits}f}"
-    return mean if values["low"] is None else f"{mean} [{values['low']:+.{digits}f}, {values['high']:+.{digits}f}]"
+    return paragraphs(" ".join(said) or None, isolated(ablated(technique), "../.."), *compared) or NOT_MEASURED
 
 
 def _measured(measurement: Measurement, root: str) -> str:
-    return f"{told(measurement)} ({_files(measurement.sources, root)})"
+    return f"{told(measurement)} ({result_links(measurement.sources, root)})"
 
 
 def _compared(pair: Pair) -> str:
@@ -141,17 +110,14 @@ def _compared(pair: Pair) -> str:
     first, second = pair.arms
     diff = f"`paceline diff {first.preset} {second.preset}`"
     intro = (
-        f"{pair.series.setting[0].upper()}{pair.series.setting[1:]} ({_files(pair.files, '../..')}). {diff} shows the "
-        f"{switches_between(pair)} settings between these two, so this bounds the technique and does not isolate it."
+        f"{pair.series.setting[0].upper()}{pair.series.setting[1:]} ({result_links(pair.files, '../..')}). "
+        f"{diff} shows the {switches_between(pair)} settings between these two, so this bounds the technique and does "
+        "not isolate it."
     )
     rows = [(f"`{arm.preset}`", "yes" if arm is pair.having else "no", *arm.values) for arm in pair.arms]
     commands = "\n".join(pair.series.command(arm) for arm in pair.arms)
     shown = table(("run", "has it", *pair.series.columns), rows)
     return paragraphs(intro, shown, " ".join(pair.notes), f"```sh\n{commands}\n```")
-
-
-def _files(files: Iterable[str], root: str) -> str:
-    return ", ".join(f"[`{name}`]({root}/benchmarks/results/{name})" for name in files)
 
 
 def _claims_section(technique: Technique) -> str | None:
@@ -170,24 +136,36 @@ def index() -> str:
         f"{len(TECHNIQUES)} techniques: what each is, in which record presets it is, how to switch it, where its code "
         "and its tests are, and what is known of its worth. A name in a claim of the [ledger](../ledger.md) leads here."
     )
-    tables = [
-        f"## {topic}\n\n" + table(("technique", "record", "presets", "switch"), map(_index_row, group))
-        for topic, group in TOPICS.items()
-    ]
-    return paragraphs("# Techniques", intro, *tables, _measured_runs())
+    headings = ("technique", "measured", "record", "presets", "switch")
+    tables = [f"## {topic}\n\n" + table(headings, map(_index_row, group)) for topic, group in TOPICS.items()]
+    return paragraphs("# Techniques", intro, _index_measured(), *tables, _measured_runs())
+
+
+def _index_measured() -> str:
+    """How far our own measurements reach, and how to read their column."""
+    best = [one for technique in TECHNIQUES.values() if (one := telling(ablated(technique)))]
+    told_apart = sum(not one.noise for one in best)
+    return (
+        "**What each buys.** Under *measured* is what having a technique does to the validation loss, with the 95 % "
+        "interval of the difference with it minus without it, by the most telling of our [ablations](../ablations.md), "
+        f"the largest size first. {len(best)} of the techniques were ablated, and the effect of {told_apart} is told "
+        "apart from noise. The runs are short, and what was measured at 1/16 on a CPU settles nothing about the full "
+        f"size. *{WITH_OTHERS.capitalize()}*: there are only runs that differ in more than it; they are on its card."
+    )
 
 
 def _measured_runs() -> str:
     """The result files that some card draws on, and the presets side by side."""
     used = sorted({name for technique in TECHNIQUES.values() for name in files_of(technique)})
     files = [
-        (_files([name], "../.."), str(read(name).get("what", "–")), str(read(name).get("date", "–"))) for name in used
+        (result_links([name], "../.."), str(read(name).get("what", "–")), str(read(name).get("date", "–")))
+        for name in used
     ]
     return paragraphs("## Measured here", table(("file", "what", "date"), files), *map(_series, all_series()))
 
 
 def _series(series: Series) -> str:
-    rows = [(f"`{arm.preset}`", *arm.values, _files([arm.file], "../..")) for arm in series.arms]
+    rows = [(f"`{arm.preset}`", *arm.values, result_links([arm.file], "../..")) for arm in series.arms]
     heading = f"### {series.setting[0].upper()}{series.setting[1:]}"
     return paragraphs(heading, table(("run", *series.columns, "file"), rows))
 
@@ -196,7 +174,14 @@ def _index_row(technique: Technique) -> tuple[str, ...]:
     numbers = [name.partition("-")[0] for name in technique.presets]
     switch = "<br>".join(f"`{s.field}`: {_value(s.on)} / {_value(s.off)}" for s in technique.switches)
     record = str(technique.record) if technique.record else "–"
-    return f"[{technique.title}]({technique.key}.md)", record, " ".join(numbers) or "–", switch or "always"
+    name = f"[{technique.title}]({technique.key}.md)"
+    return name, _index_cell(technique), record, " ".join(numbers) or "–", switch or "always"
+
+
+def _index_cell(technique: Technique) -> str:
+    if one := telling(ablated(technique)):
+        return in_short(one)
+    return WITH_OTHERS if files_of(technique) else "not measured"
 
 
 def ledger_page() -> str:
@@ -260,7 +245,7 @@ def _trace_claim(claim: Claim) -> str:
 
 def _trace_technique(technique: Technique) -> str:
     switch = ", ".join(f"{_field_link(s.field, '..')} {_value(s.on)} / {_value(s.off)}" for s in technique.switches)
-    measured = _files(files_of(technique), "..")
+    measured = result_links(files_of(technique), "..")
     parts = [
         f"[{technique.title}](techniques/{technique.key}.md)",
         f"switch {switch}" if switch else "always on",

@@ -25,12 +25,13 @@ def select(
 
 
 def render_text(found: Sequence[Claim], *, width: int = 120) -> str:
-    """A table no wider than `width` columns, and a line that counts it. No colours, so it can be piped."""
+    """A line that counts the claims and explains the verdicts, then a table no wider than `width` columns. No colours,
+    so it can be piped."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 1, 0))
-    for heading, share in (("seed", None), ("claim", 5), ("", None), ("what scripts and logs say", 6)):
+    for heading, share in (("seed", None), ("claim", 5), ("verdict", None), ("what scripts and logs say", 6)):
         table.add_column(heading, ratio=share, no_wrap=share is None)
     for claim in found:
         measured = f"\nmeasured: {claim.measured.in_words(claim.measured.said)}" if claim.measured else ""
@@ -38,7 +39,7 @@ def render_text(found: Sequence[Claim], *, width: int = 120) -> str:
     text = io.StringIO()
     Console(file=text, width=width, color_system=None, markup=False, highlight=False).print(table)
     lines = [line.rstrip() for line in text.getvalue().splitlines()]
-    return "\n".join([*lines, textwrap.fill(count_line(found), width)])
+    return "\n".join([textwrap.fill(count_line(found), width), "", *lines])
 
 
 def count_line(found: Sequence[Claim]) -> str:

@@ -28,6 +28,11 @@ def listed(lines: Iterable[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
+def result_links(files: Iterable[str], root: str) -> str:
+    """Result files by name, for a page from which `root` leads to the repository."""
+    return ", ".join(f"[`{name}`]({root}/benchmarks/results/{name})" for name in files)
+
+
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [headings, ["---"] * len(headings), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)

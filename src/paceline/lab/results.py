@@ -17,6 +17,7 @@ import paceline
 from paceline.core.errors import PacelineError
 from paceline.core.schema import changes
 from paceline.lab.technique import Measurement, Technique
+from paceline.lab.techniques import TECHNIQUES
 from paceline.recipes.presets import preset
 from paceline.recipes.records import PUBLIC
 
@@ -230,29 +231,88 @@ def switches_between(pair: Pair) -> int:
 
 @dataclass(frozen=True)
 class Ablated:
-    """One comparison of an ablation that isolates a technique, or the part of a diff that it is in."""
+    """One comparison of an ablation that isolates a technique, or the part of a diff that it is in.
+
+    Differences are with the technique minus without it, whether it was left out or added. A file has them with the part
+    minus without it, and the part of a technique that a record dropped is `no-KEY`: its signs are turned here.
+    """
 
     file: str
-    preset: str
-    part: str
-    """`no-KEY`: the record dropped it, and the differences are those of dropping it."""
-    values: dict[str, Any]
-    """An effect of the file."""
-    indicative: str | None
+    size: str
+    """`full size, H200`, or the scale and `CPU`."""
     steps: int
+    added: bool
+    """To the preset; or left out of it."""
+    preset: str
+    other: str
+    """The preset whose values the technique's switches then have."""
+    beside: tuple[str, ...]
+    """Techniques that came and went with it."""
+    instead_of: tuple[str, ...]
+    """Techniques that went as it came."""
+    seeds: int
+    loss: dict[str, Any]
+    step_s: dict[str, Any] | None
+    noise: bool
+    indicative: str | None
     note: str | None
 
 
 def ablated(technique: Technique, folder: Path = FOLDER) -> list[Ablated]:
-    """What ablations say of a technique, in the order of their files."""
-    return [
-        Ablated(name, run["preset"], effect["technique"], effect, run["why_indicative"], run["steps"], run.get("note"))
+    """What ablations say of a technique, full size first and then in the order of their files."""
+    found = [
+        _ablated(technique.key, name, run, effect)
         for name in names(folder)
         if ABLATION.fullmatch(name)
         for run in [read(name, folder)]
         for effect in run["effects"]
-        if technique.key in (part.removeprefix("no-") for part in effect["technique"].split("+"))
+        if technique.key in _came_by_key(effect)
     ]
+    return sorted(found, key=lambda one: one.indicative is not None)
+
+
+def _ablated(key: str, name: str, run: dict[str, Any], effect: dict[str, Any]) -> Ablated:
+    came = _came_by_key(effect)
+    it_came, leaves = came[key], effect["kind"] == "leave-one-out"
+    others = {other: how for other, how in came.items() if other != key}
+    changed, other = ("preset", "against") if leaves else ("against", "preset")
+    return Ablated(
+        file=name,
+        size=_size(run),
+        steps=run["steps"],
+        added=leaves != it_came,  # leaving out that it went puts it back
+        preset=run[changed],
+        other=run[other],
+        beside=tuple(other for other, how in others.items() if how == it_came),
+        instead_of=tuple(other for other, how in others.items() if how != it_came),
+        seeds=effect["n"],
+        loss=effect["loss"] if it_came else _turned(effect["loss"]),
+        step_s=effect["step_s"] if it_came or effect["step_s"] is None else _turned(effect["step_s"]),
+        noise=effect["noise"],
+        indicative=run["why_indicative"],
+        note=run.get("note"),
+    )
+
+
+def _size(run: dict[str, Any]) -> str:
+    """Of the model and the machine, as `paceline ablate` names them."""
+    on_cpu = " cores of " in run["hardware"]
+    full = run["why_indicative"] in (None, "CPU")
+    machine = "CPU" if on_cpu else run["hardware"].partition(" x ")[2].removeprefix("NVIDIA ")
+    return f"{'full size' if full else run['scale'] or 'not full size'}, {machine}"
+
+
+def _came_by_key(effect: dict[str, Any]) -> dict[str, bool]:
+    """The techniques of an effect's part, and whether the part is that they came, or that they went (`no-KEY`)."""
+    keys = effect["technique"].split("+")
+    went = {key for key in keys if key.startswith("no-") and key not in TECHNIQUES}
+    return {key.removeprefix("no-") if key in went else key: key not in went for key in keys}
+
+
+def _turned(values: dict[str, Any]) -> dict[str, Any]:
+    """A difference taken the other way round."""
+    ends = {"mean": "mean", "low": "high", "high": "low"}
+    return {**values, **{end: None if values[of] is None else 0 - values[of] for end, of in ends.items()}}
 
 
 def files_of(technique: Technique) -> list[str]:

@@ -98,7 +98,7 @@ class Technique:
     tests: tuple[str, ...]
     """`file::test`, the file under tests."""
     public: str
-    """What the public logs say it bought, or that nothing isolates it."""
+    """What the public logs say it bought, or that none of them isolates it."""
     cost: str
     measurements: tuple[Measurement, ...] = ()
 

@@ -23,7 +23,7 @@ ARCHITECTURE: tuple[Technique, ...] = (
             "model/test_head_loss.py::test_padding_rows_take_part_in_the_softmax",
             "evaluate/test_decode.py::test_padding_rows_of_the_head_are_never_drawn",
         ),
-        public="Nothing isolates it; the 22 % that one description gives it has no ablation behind it.",
+        public="No log isolates it; the 22 % that one description gives it has no ablation behind it.",
         cost="47 rows, 0.09 % of the head; a first loss of ln 50,304 instead of ln 50,257.",
     ),
     Technique(
@@ -43,7 +43,7 @@ ARCHITECTURE: tuple[Technique, ...] = (
             "recipes/test_records.py::test_rows_of_tables_and_head",
             "model/test_gpt.py::test_full_size_presets_have_the_records_parameters",
         ),
-        public="Nothing isolates it; rows that no token names never receive a gradient.",
+        public="No log isolates it; rows that no token names never receive a gradient.",
         cost="47 unused rows a table: 36,096 numbers each.",
     ),
     Technique(
@@ -62,7 +62,7 @@ ARCHITECTURE: tuple[Technique, ...] = (
             "model/test_gpt.py::test_full_size_presets_have_the_records_parameters",
             "model/test_attention.py::test_dense_attention_is_the_formula_and_groups_share_key_heads",
         ),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="Half as many attention patterns a layer.",
     ),
     Technique(
@@ -80,7 +80,7 @@ ARCHITECTURE: tuple[Technique, ...] = (
             "optim/test_muon.py::test_a_fused_matrix_moves_as_its_parts_would",
             "model/test_gpt.py::test_only_a_fused_matrix_has_parts",
         ),
-        public="Nothing isolates it; record 4 split the fused matrix inside Muon already.",
+        public="No log isolates it; record 4 split the fused matrix inside Muon already.",
         cost="Three smaller products instead of one larger one.",
     ),
     Technique(
@@ -96,7 +96,7 @@ ARCHITECTURE: tuple[Technique, ...] = (
         switches=(Switch("model.activation", on="relu2", off="gelu"),),
         code=("model/block.py:relu_squared", "model/block.py:MLP"),
         tests=("model/test_gpt.py::test_the_activation_squares_what_is_positive",),
-        public="Nothing isolates it. A comment in the script speaks of 1 to 2 %, the description of 4 %.",
+        public="No log isolates it. A comment in the script speaks of 1 to 2 %, the description of 4 %.",
         cost="Elementwise; 0.042 s of a 1.045 s step of record 18's script on one H200 unless fused.",
     ),
     Technique(
@@ -117,7 +117,7 @@ ARCHITECTURE: tuple[Technique, ...] = (
             "model/test_first_steps.py::test_output_matrices_move_at_step_1_and_their_inputs_at_step_2",
             "model/test_first_steps.py::test_record_5_starts_at_sixteen",
         ),
-        public="Nothing isolates it; the 9 % that one description gives it has no ablation behind it.",
+        public="No log isolates it; the 9 % that one description gives it has no ablation behind it.",
         cost="None after the first steps.",
     ),
     Technique(
@@ -133,7 +133,7 @@ ARCHITECTURE: tuple[Technique, ...] = (
         switches=(Switch("model.attention_branch_scale", on=1 / math.sqrt(24), off=1.0),),
         code=("model/block.py:Block.forward",),
         tests=("model/test_switches.py::test_a_switch_adds_its_own_weights_and_operations_and_no_others",),
-        public="Nothing isolates it; it was in record 4 and in none after it.",
+        public="No log isolates it; it was in record 4 and in none after it.",
         cost="One multiplication a layer.",
     ),
     Technique(
@@ -153,7 +153,7 @@ ARCHITECTURE: tuple[Technique, ...] = (
             "model/test_gpt.py::test_the_norm_works_in_fp32_with_the_epsilon_it_is_given",
             "model/test_records.py::test_logits_in_the_records_own_formats",
         ),
-        public="Nothing isolates it; the 7 % that one description gives it has no ablation behind it.",
+        public="No log isolates it; the 7 % that one description gives it has no ablation behind it.",
         cost="Two norms a layer.",
     ),
     Technique(
@@ -169,7 +169,7 @@ ARCHITECTURE: tuple[Technique, ...] = (
         switches=(Switch("model.qk_norm", on="before_rotary", off="after_rotary"),),
         code=("model/attention.py:SelfAttention.position",),
         tests=("model/test_records.py::test_logits_in_the_records_own_formats",),
-        public="Nothing isolates it; it came in one of the records 6 to 13, and the logs read here do not tell which.",
+        public="No log isolates it; it came in one of the records 6 to 13, and the logs read here do not tell which.",
         cost="None.",
     ),
     Technique(
@@ -193,7 +193,7 @@ ARCHITECTURE: tuple[Technique, ...] = (
             "model/test_switches.py::test_switches_that_take_something_away",
             "model/test_init.py::test_tables_and_head_start_as_the_record_does",
         ),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="38.6 M parameters more.",
     ),
     Technique(
@@ -213,7 +213,7 @@ ARCHITECTURE: tuple[Technique, ...] = (
             "model/test_first_steps.py::test_a_zero_head_lets_nobody_else_move_at_step_0",
             "model/test_init.py::test_an_untied_head_may_start_uniform",
         ),
-        public="Nothing isolates it. All logs of records 14 to 18 start at 10.8258.",
+        public="No log isolates it. All logs of records 14 to 18 start at 10.8258.",
         cost="The first step trains the head alone.",
     ),
     Technique(
@@ -232,7 +232,7 @@ ARCHITECTURE: tuple[Technique, ...] = (
             "model/test_switches.py::test_a_switch_adds_its_own_weights_and_operations_and_no_others",
             "model/test_switches.py::test_switched_off_among_others_it_only_takes_away",
         ),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="One norm a pass.",
     ),
     Technique(
@@ -251,7 +251,7 @@ ARCHITECTURE: tuple[Technique, ...] = (
             "model/test_switches.py::test_a_switch_adds_its_own_weights_and_operations_and_no_others",
             "model/test_init.py::test_scalars_start_so_that_blocks_skips_and_mixes_are_the_records",
         ),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="Two scalars and one pass over the stream a block.",
     ),
     Technique(
@@ -271,7 +271,7 @@ ARCHITECTURE: tuple[Technique, ...] = (
             "model/test_gpt.py::test_the_first_skip_adds_block_5_to_itself",
             "model/test_switches.py::test_switched_off_among_others_it_only_takes_away",
         ),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="Six scalars; six outputs are kept during the forward pass.",
     ),
     Technique(
@@ -289,7 +289,7 @@ ARCHITECTURE: tuple[Technique, ...] = (
             "model/test_gpt.py::test_block_7_loses_its_attention_and_nothing_else",
             "model/test_gpt.py::test_layers_without_attention_may_be_counted_from_the_end",
         ),
-        public="Nothing isolates it. It takes 2.36 M of 84.9 M block weights away.",
+        public="No log isolates it. It takes 2.36 M of 84.9 M block weights away.",
         cost="Saves time; 44 square matrices are left, which eight ranks cannot share evenly.",
     ),
     Technique(
@@ -309,7 +309,7 @@ ARCHITECTURE: tuple[Technique, ...] = (
             "model/test_gpt.py::test_without_a_cap_logits_are_only_cast",
             "model/test_head_loss.py::test_loss_and_gradients_are_the_formula",
         ),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost=(
             "Elementwise over all logits. Cap, log-softmax and loss take 0.102 s of a 1.045 s step of record 18's "
             "script on one H200."
@@ -332,8 +332,9 @@ ARCHITECTURE: tuple[Technique, ...] = (
             "recipes/test_records.py::test_a_setting_has_the_records_value_in_all_eight",
         ),
         public=(
-            "Not isolated, but the largest change of its record. At step 750, both at the full rate, the single logs "
-            "read 3.5539 with 30 and 3.5205 with 15; the window there is 7 blocks in one and 8 in the other."
+            "No log isolates it, but it is the largest change of its record. At step 750, both at the full rate, the "
+            "single logs read 3.5539 with 30 and 3.5205 with 15; the window there is 7 blocks in one and 8 in the "
+            "other."
         ),
         cost="None.",
     ),

@@ -22,7 +22,7 @@ ATTENTION: tuple[Technique, ...] = (
             "model/test_masks.py::test_the_dense_mask_is_the_records_rule",
             "model/test_gpt.py::test_a_token_sees_nothing_after_it_and_nothing_before_its_document",
         ),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="Blocks on a border need an element test.",
     ),
     Technique(
@@ -44,7 +44,7 @@ ATTENTION: tuple[Technique, ...] = (
             "model/test_masks.py::test_a_query_deep_in_a_document_sees_as_many_keys_as_the_record_says",
             "recipes/test_records.py::test_the_window_at_every_step",
         ),
-        public="Nothing isolates it. The logs read here have it from record 13 on.",
+        public="No log isolates it. The logs read here have it from record 13 on.",
         cost="Off, a query sees its whole document, up to 65,536 tokens.",
     ),
     Technique(
@@ -63,7 +63,7 @@ ATTENTION: tuple[Technique, ...] = (
             "model/test_masks.py::test_a_query_deep_in_a_document_sees_as_many_keys_as_the_record_says",
             "model/test_masks.py::test_full_blocks_and_tested_partial_blocks_make_up_the_mask",
         ),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="A query at the start of a block sees up to 127 tokens less.",
     ),
     Technique(
@@ -88,7 +88,7 @@ ATTENTION: tuple[Technique, ...] = (
             "model/test_masks.py::test_in_a_window_of_one_block_the_first_token_of_a_block_sees_only_itself",
             "recipes/test_records.py::test_the_window_changes_at_the_records_steps",
         ),
-        public="Nothing isolates it; with the rest of record 16 a step went from 161.13 to 157.15 ms.",
+        public="No log isolates it; with the rest of record 16 a step went from 161.13 to 157.15 ms.",
         cost="In a window of one block the first token of each block sees only itself.",
     ),
     Technique(
@@ -113,7 +113,7 @@ ATTENTION: tuple[Technique, ...] = (
             "model/test_config.py::test_every_accepted_window_stays_between_one_quantum_and_the_widest",
         ),
         public=(
-            "Nothing isolates it. Record 18's script on one H200 takes 0.925 s a step at one block, 1.08 s at fourteen "
+            "No log isolates it. Record 18's script on one H200 takes 0.925 s a step at one block, 1.08 s at fourteen "
             "and 1.032 s on average, so a full window throughout would cost about 5 % more time."
         ),
         cost="Losses before the end are those of a short context.",
@@ -129,7 +129,7 @@ ATTENTION: tuple[Technique, ...] = (
         given=(Given("model.window.unit", WINDOWED),),
         code=("train/loop.py:Trainer", "model/masks.py:block_lists"),
         tests=("model/test_attention.py::test_a_whole_window_schedule_compiles_once",),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="The reference path computes up to the widest window and masks what is beyond the current one.",
     ),
     Technique(
@@ -155,7 +155,7 @@ ATTENTION: tuple[Technique, ...] = (
             "model/test_flex.py::test_ordered_lists_hold_the_same_blocks_members_first_and_ascending",
         ),
         public=(
-            "Nothing isolates it; with the rest of record 16 a step went from 161.13 to 157.15 ms. At most 13 of 14 "
+            "No log isolates it; with the rest of record 16 a step went from 161.13 to 157.15 ms. At most 13 of 14 "
             "visited blocks can be full; on the en-140M track 36, 66 and 76 % are at windows of 2, 7 and 14 blocks."
         ),
         cost="A T/128 × T/128 table a pass.",
@@ -177,7 +177,7 @@ ATTENTION: tuple[Technique, ...] = (
             "model/test_flex_gpu.py::test_flex_equals_the_reference_in_value_and_gradient",
             "core/test_probe.py::test_on_a_gpu_flex_is_taken_if_it_can_be_compiled",
         ),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="0.118 s backward and 0.045 s forward of a 1.045 s step of record 18's script on one H200.",
     ),
     Technique(
@@ -219,7 +219,7 @@ ATTENTION: tuple[Technique, ...] = (
             "model/test_attention.py::test_past_4096_tokens_the_reference_works_by_chunks",
             "data/test_batches.py::test_the_records_validation_is_160_sequences",
         ),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="Needs attention whose memory does not grow with the square of the length.",
     ),
     Technique(

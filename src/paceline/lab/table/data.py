@@ -61,7 +61,7 @@ DATA: tuple[Technique, ...] = (
             "data/test_order.py::test_sequential_is_record_18_walked_step_by_step",
             "data/test_order.py::test_batches_of_a_full_shard_are_the_records",
         ),
-        public="Nothing isolates it. All presets here use it, also those of older records.",
+        public="No log isolates it. All presets here use it, also those of older records.",
         cost="The last 385,280 tokens of a shard of 100 M are not read.",
     ),
     Technique(
@@ -96,7 +96,7 @@ DATA: tuple[Technique, ...] = (
             "data/test_feed.py::test_batches_reach_the_cpu_unchanged",
             "data/test_feed.py::test_feeding_a_gpu_never_waits",
         ),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="One more batch in memory, 6 MB.",
     ),
 )

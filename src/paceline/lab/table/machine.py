@@ -38,7 +38,7 @@ MACHINE: tuple[Technique, ...] = (
             "train/test_machine_switches.py::test_the_compiler_tunes_only_if_asked_to",
             "train/test_machine_switches.py::test_a_tuned_model_is_the_uncompiled_one_up_to_rounding",
         ),
-        public="Nothing isolates it; record 18's steps are 2.8 % slower than record 17's (148.08 against 144.00 ms).",
+        public="No log isolates it; record 18's steps are 2.8 % slower than record 17's (148.08 against 144.00 ms).",
         cost="Minutes of tuning at every start from a cold cache.",
         measurements=(
             Measurement(
@@ -62,7 +62,7 @@ MACHINE: tuple[Technique, ...] = (
         switches=(Switch("train.skip_guards", on=True, off=False),),
         code=("train/loop.py:Trainer._guards",),
         tests=("train/test_machine_switches.py::test_after_five_steps_guards_are_skipped_and_no_bit_changes",),
-        public="Nothing isolates it; with the rest of record 16 a step went from 161.13 to 157.15 ms.",
+        public="No log isolates it; with the rest of record 16 a step went from 161.13 to 157.15 ms.",
         cost="A changed shape would go unnoticed.",
     ),
     Technique(
@@ -80,7 +80,7 @@ MACHINE: tuple[Technique, ...] = (
             "train/test_machine_switches.py::test_the_allocator_expands_its_segments_only_if_asked_to",
             "train/test_machine_switches_gpu.py::test_segments_expand_only_if_asked_to_and_no_loss_changes",
         ),
-        public="Nothing isolates it. Record 17 allocates 31,361 MiB at its peak and reserves 36,734.",
+        public="No log isolates it. Record 17 allocates 31,361 MiB at its peak and reserves 36,734.",
         cost="None known.",
     ),
     Technique(
@@ -101,7 +101,7 @@ MACHINE: tuple[Technique, ...] = (
         ),
         tests=("parallel/test_series.py::test_gradients_are_views_of_the_buckets_if_asked", PRESET_ONLY),
         public=(
-            "Nothing isolates it: record 15's memory was not logged. One copy of record 16's gradients is 1.04 GB, 3 % "
+            "No log isolates it: record 15's memory was not logged. One copy of record 16's gradients is 1.04 GB, 3 % "
             "of its peak."
         ),
         cost="None.",
@@ -118,7 +118,7 @@ MACHINE: tuple[Technique, ...] = (
         switches=(Switch("parallel.broadcast_buffers", on=False, off=True),),
         code=("parallel/gradients.py:replicate", "parallel/config.py:ParallelConfig.broadcast_buffers"),
         tests=("parallel/test_series.py::test_buffers_are_broadcast_if_asked", PRESET_ONLY),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="None.",
     ),
 )

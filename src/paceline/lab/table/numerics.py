@@ -46,7 +46,7 @@ NUMERICS: tuple[Technique, ...] = (
         ),
         code=("model/embed.py:Embeddings.forward", "model/linear.py:linear"),
         tests=("model/test_records.py::test_logits_in_the_records_own_formats",),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="Eight bits of significand in the sum over all blocks.",
     ),
     Technique(
@@ -64,7 +64,7 @@ NUMERICS: tuple[Technique, ...] = (
             "model/test_init.py::test_each_class_is_stored_in_the_records_format",
             "optim/test_adam.py::test_bf16_is_fp32_arithmetic_rounded_once",
         ),
-        public="Nothing isolates it; it came in one of the records 6 to 13, and the logs read here do not tell which.",
+        public="No log isolates it; it came in one of the records 6 to 13, and the logs read here do not tell which.",
         cost="Small updates vanish.",
     ),
     Technique(
@@ -84,7 +84,7 @@ NUMERICS: tuple[Technique, ...] = (
             "model/test_init.py::test_records_13_to_17_start_from_matrices_rounded_through_bf16",
             "model/test_init.py::test_each_class_is_stored_in_the_records_format",
         ),
-        public="Nothing isolates it; it came in one of the records 6 to 13, and the logs read here do not tell which.",
+        public="No log isolates it; it came in one of the records 6 to 13, and the logs read here do not tell which.",
         cost="Scalars move in steps of a bf16 unit.",
     ),
     Technique(
@@ -107,7 +107,7 @@ NUMERICS: tuple[Technique, ...] = (
             "model/test_init.py::test_each_class_is_stored_in_the_records_format",
             "model/test_rotary.py::test_tables_are_stored_in_the_records_format",
         ),
-        public="Nothing isolates it; peak memory rose from 31,361 to 31,563 MiB with record 18.",
+        public="No log isolates it; peak memory rose from 31,361 to 31,563 MiB with record 18.",
         cost="176 MiB more rotary tables in the original; here the layers share one pair.",
     ),
     Technique(

@@ -40,7 +40,7 @@ OPTIMIZER: tuple[Technique, ...] = (
             "optim/test_newton_schulz.py::test_zero_in_zero_out",
             "optim/test_newton_schulz_gpu.py::test_bf16_on_a_gpu_stays_near_float64",
         ),
-        public="Nothing isolates it; the alternative by SVD was in the scripts up to record 15 and never used.",
+        public="No log isolates it; the alternative by SVD was in the scripts up to record 15 and never used.",
         cost="About 2 TFLOP a step, against 381 for the weights at 524,288 tokens.",
     ),
     Technique(
@@ -60,7 +60,7 @@ OPTIMIZER: tuple[Technique, ...] = (
             "optim/test_newton_schulz.py::test_the_guard_is_added_to_the_norm",
             "optim/test_optimizer.py::test_the_side_of_the_norm_reaches_the_iteration",
         ),
-        public="Nothing isolates it; memory was not logged.",
+        public="No log isolates it; memory was not logged.",
         cost="None.",
     ),
     Technique(
@@ -78,7 +78,7 @@ OPTIMIZER: tuple[Technique, ...] = (
             "optim/test_newton_schulz.py::test_it_is_the_scalar_map_on_singular_values",
             "optim/test_newton_schulz.py::test_fp32_agrees_with_float64",
         ),
-        public="Nothing isolates it; it came in one of the records 6 to 13.",
+        public="No log isolates it; it came in one of the records 6 to 13.",
         cost="None.",
     ),
     Technique(
@@ -98,7 +98,7 @@ OPTIMIZER: tuple[Technique, ...] = (
             "optim/test_muon.py::test_sum_and_average_part_while_momentum_warms_up",
             "optim/test_muon.py::test_direction_looks_ahead",
         ),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="None.",
     ),
     Technique(
@@ -119,7 +119,7 @@ OPTIMIZER: tuple[Technique, ...] = (
         code=("optim/muon.py:shape_factor", "optim/muon.py:move_"),
         tests=("optim/test_muon.py::test_shape_factors_of_the_records",),
         public=(
-            "Nothing isolates it. Effective steps: 0.010 square and 0.020 for the MLP in record 5, 0.05, 0.10 and "
+            "No log isolates it. Effective steps: 0.010 square and 0.020 for the MLP in record 5, 0.05, 0.10 and "
             "0.05 from record 13 on."
         ),
         cost="None.",
@@ -144,7 +144,7 @@ OPTIMIZER: tuple[Technique, ...] = (
             "optim/test_schedules.py::test_momentum_without_warm_up_is_constant_from_step_0",
             "recipes/test_records.py::test_the_momentum_at_every_step",
         ),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="None.",
     ),
     Technique(
@@ -170,7 +170,7 @@ OPTIMIZER: tuple[Technique, ...] = (
             "optim/test_muon.py::test_work_shared_by_three_processes_gives_the_same_weights",
             "optim/test_muon.py::test_neither_order_nor_company_changes_a_matrix",
         ),
-        public="Nothing isolates it; from record 14 to 15 a step fell from 174.10 to 161.13 ms, with half the tables.",
+        public="No log isolates it; from record 14 to 15 a step fell from 174.10 to 161.13 ms, with half the tables.",
         cost="One gather of the block matrices in bf16, 170 MB a step.",
     ),
     Technique(
@@ -185,7 +185,7 @@ OPTIMIZER: tuple[Technique, ...] = (
         switches=(Switch("optim.adam.grouping", on="one", off="per_class"),),
         code=("optim/optimizer.py:_adams", "optim/adam.py:Adam"),
         tests=("optim/test_optimizer.py::test_one_adam_or_one_per_class_gives_the_same_bits",),
-        public="Nothing isolates it; four optimizers became two.",
+        public="No log isolates it; four optimizers became two.",
         cost="None.",
     ),
     Technique(
@@ -206,7 +206,7 @@ OPTIMIZER: tuple[Technique, ...] = (
             "optim/test_optimizer.py::test_each_adam_class_moves_at_its_own_rate",
             "model/test_gpt.py::test_every_parameter_is_in_one_class",
         ),
-        public="Nothing isolates it. Record 8 had 0.3 and 0.002; the present rates came with record 11.",
+        public="No log isolates it. Record 8 had 0.3 and 0.002; the present rates came with record 11.",
         cost="None.",
     ),
     Technique(
@@ -224,7 +224,7 @@ OPTIMIZER: tuple[Technique, ...] = (
             "optim/test_adam.py::test_fp32_agrees_with_torch",
             "optim/test_optimizer.py::test_every_switch_is_alive",
         ),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="None.",
     ),
     Technique(
@@ -248,7 +248,7 @@ OPTIMIZER: tuple[Technique, ...] = (
             "optim/test_schedules.py::test_a_cooldown_in_steps_follows_the_record_exactly",
             "recipes/test_records.py::test_the_rate_at_every_step",
         ),
-        public="Nothing isolates it; 600 of 1,490 steps became 556 of 1,390, the same share.",
+        public="No log isolates it; 600 of 1,490 steps became 556 of 1,390, the same share.",
         cost="None.",
     ),
     Technique(

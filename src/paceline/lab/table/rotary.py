@@ -16,7 +16,7 @@ ROTARY: tuple[Technique, ...] = (
         switches=(Switch("model.rotary.base", on=1024.0, off=10_000.0),),
         code=("model/rotary.py:frequencies",),
         tests=("model/test_rotary.py::test_records_17_and_18_turn_32_of_64_pairs_and_end_at_one_over_1024",),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="None.",
     ),
     Technique(
@@ -36,7 +36,7 @@ ROTARY: tuple[Technique, ...] = (
             "model/test_rotary.py::test_pairs_at_rest_pass_through_bit_for_bit",
             "model/test_switches.py::test_truncated_rotary_turns_half_as_many_pairs",
         ),
-        public="Nothing isolates it; the scripts save no arithmetic by it.",
+        public="No log isolates it; the scripts save no arithmetic by it.",
         cost="Half of the rotation is saved, and half of the table.",
     ),
     Technique(
@@ -55,7 +55,7 @@ ROTARY: tuple[Technique, ...] = (
             "model/test_rotary.py::test_records_17_and_18_turn_32_of_64_pairs_and_end_at_one_over_1024",
             "model/test_rotary.py::test_records_up_to_13_space_64_frequencies_openly_from_base_10000",
         ),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="None.",
     ),
     Technique(
@@ -74,7 +74,7 @@ ROTARY: tuple[Technique, ...] = (
             "model/test_rotary.py::test_tables_are_stored_in_the_records_format",
             "model/test_rotary.py::test_the_angle_is_an_fp32_product_even_where_frequency_and_table_are_bf16",
         ),
-        public="Nothing isolates it; whether it saves bandwidth that matters was not measured.",
+        public="No log isolates it; whether it saves bandwidth that matters was not measured.",
         cost="Three decimal digits of cosine and sine.",
     ),
     Technique(
@@ -94,7 +94,7 @@ ROTARY: tuple[Technique, ...] = (
             "model/test_rotary.py::test_records_14_to_16_round_their_frequencies_through_bf16",
             "model/test_rotary.py::test_the_angle_is_an_fp32_product_even_where_frequency_and_table_are_bf16",
         ),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="None to speak of.",
     ),
     Technique(
@@ -109,7 +109,7 @@ ROTARY: tuple[Technique, ...] = (
         switches=(Switch("model.rotary.arithmetic", on="fp32", off="activation"),),
         code=("model/rotary.py:rotate",),
         tests=("model/test_rotary.py::test_fp32_arithmetic_rounds_once_and_activation_arithmetic_more_often",),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="Nothing where the compiler fuses the rotation; two passes in fp32 where it does not.",
     ),
     Technique(
@@ -128,7 +128,7 @@ ROTARY: tuple[Technique, ...] = (
             "model/test_rotary.py::test_the_tables_do_not_depend_on_the_model_and_are_not_saved",
         ),
         public=(
-            "Nothing isolates the precomputation; the tables were cached from the first pass on before. The "
+            "No log isolates the precomputation; the tables were cached from the first pass on before. The "
             "originals' eleven pairs take 176 MiB in record 17 and 352 MiB in record 18."
         ),
         cost="One pair: 16 MiB in record 18, whose resting pairs need no rows.",

@@ -24,7 +24,7 @@ VALUES: tuple[Technique, ...] = (
             "model/test_gpt.py::test_in_record_13_block_0_mixes_with_itself",
             "model/test_switches.py::test_a_switch_adds_its_own_weights_and_operations_and_no_others",
         ),
-        public="Nothing isolates it; record 14 replaced it by tables.",
+        public="No log isolates it; record 14 replaced it by tables.",
         cost="Block 0's values are kept for the whole pass.",
     ),
     Technique(
@@ -75,7 +75,7 @@ VALUES: tuple[Technique, ...] = (
             "model/test_gpt.py::test_layers_look_up_the_records_tables",
             "model/test_gpt.py::test_a_row_of_a_mirrored_table_gets_the_gradients_of_both_its_layers",
         ),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="231.8 M parameters instead of 463.6 M.",
     ),
     Technique(
@@ -96,7 +96,7 @@ VALUES: tuple[Technique, ...] = (
             "model/test_first_steps.py::"
             "test_layers_without_a_table_still_scale_their_values_and_leave_the_other_scalar_alone",
         ),
-        public="Nothing isolates it. With the rest of record 17, peak memory fell from 34,239 to 31,361 MiB.",
+        public="No log isolates it. With the rest of record 17, peak memory fell from 34,239 to 31,361 MiB.",
         cost="115.8 M parameters instead of 231.8 M.",
     ),
     Technique(
@@ -117,7 +117,7 @@ VALUES: tuple[Technique, ...] = (
             "model/test_first_steps.py::"
             "test_layers_without_a_table_still_scale_their_values_and_leave_the_other_scalar_alone",
         ),
-        public="Nothing isolates it.",
+        public="No log isolates it.",
         cost="One scalar a layer.",
     ),
     Technique(
@@ -133,7 +133,7 @@ VALUES: tuple[Technique, ...] = (
         given=(Given("model.value_path", WITH_TABLES),),
         code=("model/embed.py:Embeddings", "model/embed.py:Embeddings.value_rows"),
         tests=("model/test_gpt.py::test_chunks_of_one_matrix_are_tables_under_another_name",),
-        public="Nothing isolates it; records 15 and 16 end at the same loss, 3.2785.",
+        public="No log isolates it; records 15 and 16 end at the same loss, 3.2785.",
         cost="A gradient as wide as all tables together.",
     ),
     Technique(
