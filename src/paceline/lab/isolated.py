@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.lab.pages import paragraphs, result_links, table
 from paceline.lab.results import Ablated
+from paceline.recipes.records import PUBLIC
 
 NOISE = "not told apart from noise"
 
@@ -37,7 +38,8 @@ def _cells(one: Ablated) -> tuple[str, ...]:
 
 def _done(one: Ablated) -> str:
     """left out of `r18-softcap`, as in `r17-sparse-values`"""
-    return f"{'added to' if one.added else 'left out of'} `{one.preset}`{_company(one)}, as in `{one.other}`"
+    like = f", as in `{one.other}`" if one.other in PUBLIC else ""  # else the same preset without it
+    return f"{'added to' if one.added else 'left out of'} `{one.preset}`{_company(one)}{like}"
 
 
 def _company(one: Ablated) -> str:

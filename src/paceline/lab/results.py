@@ -239,7 +239,7 @@ class Ablated:
 
     file: str
     size: str
-    """`full size, H200`, or the scale and `CPU`."""
+    """`full size, H200`, or the scale and `CPU`; of what is no record its preset."""
     steps: int
     added: bool
     """To the preset; or left out of it."""
@@ -297,8 +297,10 @@ def _ablated(key: str, name: str, run: dict[str, Any], effect: dict[str, Any]) -
 def _size(run: dict[str, Any]) -> str:
     """Of the model and the machine, as `paceline ablate` names them."""
     on_cpu = " cores of " in run["hardware"]
-    full = run["why_indicative"] in (None, "CPU")
     machine = "CPU" if on_cpu else run["hardware"].partition(" x ")[2].removeprefix("NVIDIA ")
+    if run["preset"] not in PUBLIC:
+        return f"{run['preset']}, {machine}"
+    full = run["why_indicative"] in (None, "CPU")
     return f"{'full size' if full else run['scale'] or 'not full size'}, {machine}"
 
 
