@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -218,9 +219,27 @@ def test_an_ablation_of_which_a_run_failed_says_so(tmp_path: Path, monkeypatch: 
     pretender = Pretender(tmp_path / "a", runs, codes={"full-seed-0": 2})
     monkeypatch.setattr("paceline.lab.ablate.here.local_launch", lambda **_: pretender)
     monkeypatch.setattr("paceline.lab.ablate.schedule.POLL_S", 0.0)
-    with pytest.raises(paceline.PacelineError, match="1 runs did not count, the first full-seed-0: "):
+    with pytest.raises(paceline.PacelineError, match=r"1 runs did not count, the first full-seed-0: .*; the same call"):
         paceline.ablate(paceline.configure(), paceline.configure("demo", BARE), seeds=1, out=tmp_path / "a")
     assert (tmp_path / "a" / "ablation.json").exists()
+
+
+def test_a_run_that_is_not_counted_is_made_anew_when_its_folder_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, folder = demo_plan(seeds=1), tmp_path / "a"
+    keep_plan(plan, folder)
+    write_all(plan, folder, lambda run: 5.0)
+    (folder / "base-seed-0" / "card.json").write_text("{")
+    pretender = Pretender(folder, {run.name: run for run in plan.runs})
+    monkeypatch.setattr("paceline.lab.ablate.here.local_launch", lambda **_: pretender)
+    monkeypatch.setattr("paceline.lab.ablate.schedule.POLL_S", 0.0)
+    config, bare = paceline.configure(), paceline.configure("demo", BARE)
+    with pytest.raises(paceline.PacelineError, match=r"delete \S+/base-seed-0, then the same call tries"):
+        paceline.ablate(config, bare, seeds=1, out=folder)
+    shutil.rmtree(folder / "base-seed-0")
+    assert not paceline.ablate(config, bare, seeds=1, out=folder).not_counted
+    assert len(pretender.started) == 1
 
 
 def test_a_script_prepares_data_without_being_run_again(tmp_path: Path) -> None:

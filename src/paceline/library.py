@@ -170,6 +170,7 @@ def ablate(
     configs it goes on where it was. Raises PacelineError if a run did not come to its end; what the others say is in
     the folder. Needs paceline[report]."""
     from paceline.lab.ablate.here import concluded, device_of, jobs_here, launch_here, opened
+    from paceline.lab.ablate.outcomes import outcomes
     from paceline.lab.ablate.plan import Choice, make_plan
     from paceline.lab.ablate.schedule import carry_out
     from paceline.lab.ablate.show import Progress, console_for
@@ -190,8 +191,10 @@ def ablate(
         ablation = concluded(plan, series)
     if ablation.not_counted:
         (name, why), *_ = ablation.not_counted
-        count = len(ablation.not_counted)
-        raise RunError(f"{folder}: {count} runs did not count, the first {name}: {why}; the same call tries them again")
+        refused = [str(folder / one.run.name) for one in outcomes(plan.runs, folder) if one.state == "refused"]
+        cure = f"delete {', '.join(refused)}, then " if refused else ""  # what is there is never overwritten
+        count, again = len(ablation.not_counted), f"{cure}the same call tries them again"
+        raise RunError(f"{folder}: {count} runs did not count, the first {name}: {why}; {again}")
     return ablation
 
 
