@@ -1,11 +1,13 @@
 """The command line as a user meets it: help at once, one line for a mistake, flags on top of presets."""
 
+import errno
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,8 @@ from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.scaling import scaled, with_steps
 from paceline.train.config import RunConfig
 
+FROZEN = Path(__file__).parent / "frozen" / "format-2"
+"""A run that was made once and is kept."""
 QUICK = """
 import sys, time
 from paceline.cli import main
@@ -195,6 +199,11 @@ def verb_that_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> N
     [
         (PacelineError("the disk is full"), 1, "paceline: the disk is full\n"),
         (KeyboardInterrupt(), 130, "paceline: interrupted\n"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "a.html"),
+            1,
+            "paceline: a.html: cannot be read or written (No space left on device)\n",
+        ),
     ],
 )
 def test_failures_have_their_own_exit_codes(
@@ -205,10 +214,25 @@ def test_failures_have_their_own_exit_codes(
     assert capsys.readouterr().err == said
 
 
-def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    verb_that_raises(monkeypatch, ZeroDivisionError("ours"))
-    with pytest.raises(ZeroDivisionError):
+@pytest.mark.parametrize("bug", [ZeroDivisionError("ours"), OSError(errno.EBADF, "Bad file descriptor")])
+def test_a_bug_of_ours_keeps_its_traceback(bug: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    verb_that_raises(monkeypatch, bug)
+    with pytest.raises(type(bug)):
         main(["train"])
+
+
+@pytest.mark.parametrize("argv", [("report", str(FROZEN), "--out"), ("ablate", "r18-softcap", "--out")])
+@pytest.mark.parametrize("place", ["file", "file/under", "/proc/nowhere/x"])
+def test_a_place_that_cannot_be_written_is_one_line(
+    argv: tuple[str, ...], place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    where = tmp_path / place / "page"
+    assert main([*argv, str(where)]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("paceline: /")
+    assert "cannot be read or written (" in said
+    assert said.count("\n") == 1
 
 
 def test_every_verb_is_there() -> None:

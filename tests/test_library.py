@@ -1,11 +1,14 @@
 """paceline as a library: what `import paceline` gives, and configs made with it."""
 
+import math
 import re
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,11 +86,39 @@ def test_steps_and_scale_mean_what_they_mean_on_the_command_line() -> None:
         ("demo", {"model.softcap": -1.0}, "must be positive"),
         ("demo", {"steps": 0}, "--steps 0 must be at least 1"),
         ("demo", {"steps": 1.5}, "steps: expected int"),
+        ("demo", {1: 2, "seeds": 3}, "1: no such setting"),
+        ("demo", [1], r"\[1\] is not a mapping of settings"),
+        ("demo", "seed", "'seed' is not a mapping of settings"),
+        (None, {}, "None is not the name of a preset"),
+        (5, {}, "5 is not the name of a preset"),
     ],
 )
-def test_a_mistake_is_an_error_of_ours(name: str, wrong: dict[str, object], said: str) -> None:
+def test_a_mistake_is_an_error_of_ours(name: Any, wrong: Any, said: str) -> None:
     with pytest.raises(paceline.PacelineError, match=said):
         paceline.configure(name, wrong)
+
+
+def test_a_folder_may_be_a_path(tmp_path: Path) -> None:
+    assert paceline.configure("demo", {"data.dir": tmp_path}).data.dir == str(tmp_path)
+
+
+OTHER_MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
+    "a name to train": (lambda library: library.pretrain("demo"), "'demo' is not a config"),
+    "no callback": (lambda library: library.pretrain(library.configure(), on_record=5), "on_record 5 cannot be called"),
+    "no place": (lambda library: library.load(5), "5 is not the folder of a run"),
+    "one run": (lambda library: library.compare("runs/a"), "'runs/a' is not a list of runs"),
+    "no runs": (lambda library: library.compare(5), "5 is not a list of runs"),
+    "a target in quotes": (lambda library: library.compare(["a"], target="3"), "target '3' is not a loss"),
+    "a target that is none": (lambda library: library.compare(["a"], target=math.nan), "target nan is not a loss"),
+    "names to ablate": (lambda library: library.ablate("demo", "demo"), "'demo' is not a config"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_MISTAKES)
+def test_a_value_of_another_kind_is_an_error_of_ours(name: str) -> None:
+    call, said = OTHER_MISTAKES[name]
+    with pytest.raises(paceline.PacelineError, match=said):
+        call(paceline)
 
 
 # ---- shards
@@ -188,9 +219,27 @@ def test_an_ablation_of_which_a_run_failed_says_so(tmp_path: Path, monkeypatch: 
     pretender = Pretender(tmp_path / "a", runs, codes={"full-seed-0": 2})
     monkeypatch.setattr("paceline.lab.ablate.here.local_launch", lambda **_: pretender)
     monkeypatch.setattr("paceline.lab.ablate.schedule.POLL_S", 0.0)
-    with pytest.raises(paceline.PacelineError, match="1 runs did not count, the first full-seed-0: "):
+    with pytest.raises(paceline.PacelineError, match=r"1 runs did not count, the first full-seed-0: .*; the same call"):
         paceline.ablate(paceline.configure(), paceline.configure("demo", BARE), seeds=1, out=tmp_path / "a")
     assert (tmp_path / "a" / "ablation.json").exists()
+
+
+def test_a_run_that_is_not_counted_is_made_anew_when_its_folder_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, folder = demo_plan(seeds=1), tmp_path / "a"
+    keep_plan(plan, folder)
+    write_all(plan, folder, lambda run: 5.0)
+    (folder / "base-seed-0" / "card.json").write_text("{")
+    pretender = Pretender(folder, {run.name: run for run in plan.runs})
+    monkeypatch.setattr("paceline.lab.ablate.here.local_launch", lambda **_: pretender)
+    monkeypatch.setattr("paceline.lab.ablate.schedule.POLL_S", 0.0)
+    config, bare = paceline.configure(), paceline.configure("demo", BARE)
+    with pytest.raises(paceline.PacelineError, match=r"delete \S+/base-seed-0, then the same call tries"):
+        paceline.ablate(config, bare, seeds=1, out=folder)
+    shutil.rmtree(folder / "base-seed-0")
+    assert not paceline.ablate(config, bare, seeds=1, out=folder).not_counted
+    assert len(pretender.started) == 1
 
 
 def test_a_script_prepares_data_without_being_run_again(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline import __version__
-from paceline.core.errors import PacelineError, UserError
+from paceline.core.errors import PacelineError, UserError, naming_files
 from paceline.core.threads import sleep_sooner
 
 
@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     sleep_sooner()
     try:
-        return _dispatch(arguments)
+        with naming_files():
+            return _dispatch(arguments)
     except PacelineError as error:
         if not error.told:
             print(f"paceline: {error}", file=sys.stderr)

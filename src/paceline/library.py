@@ -8,11 +8,13 @@ The command line does the same things with the same names, and a run made here i
 raise `PacelineError` with the line that the command would print. torch is imported when a run starts or writes.
 """
 
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,12 +93,16 @@ def presets() -> list[str]:
 def configure(name: str = "demo", changes: Mapping[str, Any] | None = None, *, scale: float | str = 1.0) -> RunConfig:
     """The preset `name`, shrunk to `scale` (a number in (0, 1], or "1/16"), with these settings changed.
 
-    `changes` goes from dotted names to values: {"model.softcap": None, "seed": 3}. "steps" scales the schedule, as
-    --steps does. `dataclasses.replace` works on the result, too. Raises PacelineError for a name or value that cannot
-    be."""
-    config, left = scaled(preset(name), parse_scale(str(scale))), dict(changes or {})
-    unknown = sorted(set(left) - {field for field, _ in flatten(config)})
-    if unknown:
+    `changes` goes from dotted names to values: {"model.softcap": None, "seed": 3}; a folder may be a Path.
+    "steps" scales the schedule, as --steps does. `dataclasses.replace` works on the result, too. Raises PacelineError
+    for a name or value that cannot be."""
+    _expect(name, str, "the name of a preset", '"demo"')
+    settings = {} if changes is None else changes
+    _expect(settings, Mapping, "a mapping of settings", '{"seed": 3}')
+    config = scaled(preset(name), parse_scale(str(scale)))
+    left = {field: str(value) if isinstance(value, Path) else value for field, value in settings.items()}
+    known = {field for field, _ in flatten(config)}
+    if unknown := [field for field in left if field not in known]:
         raise ConfigError(f"{unknown[0]}: no such setting; `paceline train {name} --help` lists them")
     if isinstance(steps := left.get("steps"), int) and steps > 0:
         config = with_steps(config, steps)
@@ -109,6 +115,9 @@ def pretrain(config: RunConfig, *, out: str | Path | None = None, on_record: OnR
     `on_record` gets every record that goes into metrics.jsonl, of a step or of a validation, soon after it was made, in
     place of the lines that are printed otherwise. If it returns True the run stops well, with a checkpoint; what it
     raises ends the run and is raised here."""
+    _expect(config, RunConfig, "a config", 'configure("demo")')
+    if on_record is not None and not callable(on_record):
+        raise ConfigError(f"on_record {on_record!r:.40} cannot be called; give a function of one record")
     sleep_sooner()
     from paceline.train.run import start_run
 
@@ -124,6 +133,7 @@ def pretrain(config: RunConfig, *, out: str | Path | None = None, on_record: OnR
 
 def load(where: str | Path = "latest") -> "Run":
     """A run by its folder, its name under runs/, or "latest". Raises PacelineError if there is none."""
+    _expect(where, str | Path, "the folder of a run", '"runs/demo"')
     return Run(open_run(where).path)
 
 
@@ -131,6 +141,10 @@ def compare(runs: "Sequence[Run | str | Path]", *, target: float | None = None) 
     """What finished runs show and what is noise: runs that differ in the seed only form a group; each has its mean,
     spread and noise floor, each two groups their difference with an interval. `target`: a loss to test each mean
     against. Each look is noted beside the runs, as `paceline compare` does; needs paceline[report]."""
+    if isinstance(runs, str) or not isinstance(runs, Iterable):
+        raise ConfigError(f'{runs!r:.40} is not a list of runs; give one such as ["runs/a", "runs/b"]')
+    if target is not None and not (isinstance(target, Real) and math.isfinite(target)):
+        raise ConfigError(f"target {target!r:.40} is not a loss; give a number such as 3.28")
     if not runs:
         raise ConfigError("no run was given to compare; give some, of two seeds or more")
     from paceline.lab.compare.compare import compare as compared
@@ -156,10 +170,13 @@ def ablate(
     configs it goes on where it was. Raises PacelineError if a run did not come to its end; what the others say is in
     the folder. Needs paceline[report]."""
     from paceline.lab.ablate.here import concluded, device_of, jobs_here, launch_here, opened
+    from paceline.lab.ablate.outcomes import outcomes
     from paceline.lab.ablate.plan import Choice, make_plan
     from paceline.lab.ablate.schedule import carry_out
     from paceline.lab.ablate.show import Progress, console_for
 
+    for one in (config, against):
+        _expect(one, RunConfig, "a config", 'configure("demo")')
     for name, number in (("seeds", seeds), ("jobs", jobs)):
         if number is not None and number < 1:
             raise ConfigError(f"--{name} {number} must be at least 1")
@@ -174,9 +191,16 @@ def ablate(
         ablation = concluded(plan, series)
     if ablation.not_counted:
         (name, why), *_ = ablation.not_counted
-        count = len(ablation.not_counted)
-        raise RunError(f"{folder}: {count} runs did not count, the first {name}: {why}; the same call tries them again")
+        refused = [str(folder / one.run.name) for one in outcomes(plan.runs, folder) if one.state == "refused"]
+        cure = f"delete {', '.join(refused)}, then " if refused else ""  # what is there is never overwritten
+        count, again = len(ablation.not_counted), f"{cure}the same call tries them again"
+        raise RunError(f"{folder}: {count} runs did not count, the first {name}: {why}; {again}")
     return ablation
+
+
+def _expect(value: Any, kind: Any, what: str, example: str) -> None:
+    if not isinstance(value, kind):
+        raise ConfigError(f"{value!r:.40} is not {what}; give one such as {example}")
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,15 @@ def test_only_the_profile_and_a_table_for_people(tmp_path: Path, capsys: pytest.
     assert "step by window" not in said
 
 
+def test_a_result_is_printed_where_its_file_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "gemm", "demo", "--scale", "1/16", "--repeats", "1", "--json", "--out", str(tmp_path)]) == 1
+    out, error = capsys.readouterr()
+    assert json.loads(out)["preset"] == "demo"
+    assert error == f"paceline: {tmp_path}: cannot be read or written (Is a directory)\n"
+
+
 def test_products_are_timed_in_the_shapes_of_the_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "gemm.json"
     flags = ["--scale", "1/16", "--repeats", "2", "--json", "--out", str(out)]

@@ -1,5 +1,6 @@
 """`paceline evaluate`: what it prints and leaves on the card, and one line for each mistake."""
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -70,6 +71,20 @@ def test_the_table_tells_figures_and_places_inside_and_beyond_the_window(
     assert "960 tokens, 960 bytes" in out
     sides = [line.split()[3] for line in out.splitlines() if " to " in line]
     assert sides == ["inside"] * 5 + ["beyond"] * 2  # the window has grown to 256 tokens
+
+
+def test_figures_are_told_where_the_card_cannot_be_written(
+    run: Path, book: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path, _: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr("paceline.metrics.card.write_json", refuse)
+    assert main(["evaluate", str(run), "--text", str(book), "--sequence-tokens", "512", "--json"]) == 0
+    out, error = capsys.readouterr()
+    assert [one["kind"] for one in json.loads(out)] == ["validation", "text"]
+    assert error.count("\n") == 1
+    assert f"{run / 'card.json'}: cannot be read or written (Read-only file system)" in error
 
 
 def damaged(path: Path) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.errors import ConfigError, DataError
+from paceline.core.errors import ConfigError, DataError, PacelineError
 from paceline.core.files import blake2b_of
 from paceline.data.builtin import SHARED_WORDS, builtin_corpus, cluster_documents, extract_documents, split_documents
 from paceline.data.config import DataConfig
@@ -83,6 +83,16 @@ def test_the_corpus_is_made_once_and_then_found(cache: Path) -> None:
     assert builtin_corpus() == folder
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
     assert [path.name for path in cache.iterdir()] == [folder.name]  # nothing half-made left behind
+
+
+def test_a_cache_that_cannot_be_written_is_one_line_with_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PACELINE_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr("paceline.data.builtin.extract_documents", lambda: ["some words"])
+    with pytest.raises(PacelineError, match=r"file: cannot hold the built-in data .* PACELINE_CACHE_DIR$"):
+        builtin_corpus()
 
 
 @pytest.mark.slow

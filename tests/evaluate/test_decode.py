@@ -7,9 +7,10 @@ import torch
 
 from model.lively import WINDOWS, lively, small
 from paceline.core.errors import UserError
+from paceline.data.tokenizer import ByteTokenizer
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.decode import Decoder, logits_without_cache
-from paceline.evaluate.generate import generate
+from paceline.evaluate.generate import generate, sample_text
 from paceline.model.gpt import GPT
 from paceline.recipes.presets import PRESETS
 from paceline.recipes.scaling import scaled
@@ -84,6 +85,13 @@ def test_every_preset_decodes_as_it_trains(name: str) -> None:
         got = decoder.feed(tokens[:, position : position + 1])
         expected = logits_without_cache(model, tokens[:, : position + 1], window=128)
         torch.testing.assert_close(got, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_a_prompt_that_is_no_text_is_refused_in_one_line() -> None:
+    """As a shell passes on bytes that are not UTF-8, and as JSON may spell half a character."""
+    for prompt in (b"\xff\xfe".decode("utf-8", "surrogateescape"), "half \ud800"):
+        with pytest.raises(UserError, match="the prompt is not valid text"):
+            sample_text(small("none"), ByteTokenizer(), prompt, GREEDY, window=0, new_tokens=2)
 
 
 def test_a_prompt_that_is_too_long_is_refused_in_one_line() -> None:

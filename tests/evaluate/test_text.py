@@ -77,6 +77,24 @@ def test_shorter_sequences_leave_the_count_of_tokens_and_the_places_as_they_are(
     assert long.loss != pytest.approx(short.loss, rel=1e-6)
 
 
+def test_a_text_in_pieces_has_the_figures_of_the_whole(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tokenizer is never given more than about one piece."""
+    file, model = read_text(text_file(tmp_path)), shaken(small("r18-softcap", vocab_size=tokenizer.vocab_size))
+    given: list[str] = []
+    encode = tokenizer.encode
+    monkeypatch.setattr(tokenizer, "encode", lambda text: given.append(text) or encode(text))
+    whole, cut = [], []
+    for found, size in ((whole, 1 << 20), (cut, 40)):
+        monkeypatch.setattr("paceline.evaluate.text.PIECE_CHARS", size)
+        monkeypatch.setattr("paceline.data.sources.cut_text.__defaults__", (size,))
+        found.append(judge_text(model, tokenizer, file, window=128, window_tokens=128, most_tokens=64))
+    assert given[0] == "".join(given[1:]) == TEXT
+    assert len(given) > 6
+    assert cut == whole
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"), [(b"", "empty"), (b"abc\xff", "byte 3 is not UTF-8"), (None, "cannot be read")]
 )

@@ -276,12 +276,12 @@ def _give(
 def _print_or_write(
     result: dict[str, Any], out: str | None, as_json: bool, show: Callable[[dict[str, Any]], None]
 ) -> int:
-    if out is not None:
-        write_json(Path(out), result)
     if as_json:
         print(json.dumps(result, indent=1))
     else:
         show(result)
+    if out is not None:  # last: a file that cannot be written costs itself alone
+        write_json(Path(out), result)
     return 0
 
 

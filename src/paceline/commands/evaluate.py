@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from paceline.core.command_line import Bare, OptionalRun, parse
+from paceline.core.errors import PacelineError, naming_files
 from paceline.core.schema import to_dict
 from paceline.core.units import human_seconds
 from paceline.evaluate.config import SuiteConfig
@@ -47,15 +48,21 @@ def evaluate(argv: Sequence[str]) -> int:
     suite = open_suite(arguments.suite)
     run = load_run(arguments.run, device=arguments.device)
     read_card(run.folder.path)  # a card that cannot be read should not wait for the results
-    found = []
+    found, not_kept = [], None
     with show_progress() as tell:
         for evaluation in evaluations(run, suite, tell):
-            add_evaluation(run.folder.path, evaluation)
             found.append(evaluation)
+            try:
+                with naming_files():
+                    add_evaluation(run.folder.path, evaluation)
+            except PacelineError as error:  # figures may have taken hours, and printing them needs no disk
+                not_kept = error
     if arguments.json:
         print(json.dumps(finite([to_dict(evaluation) for evaluation in found]), indent=1))
     else:
         _show(str(run.folder.path), run.step, found)
+    if not_kept is not None:
+        print(f"paceline: not all of this is on the run's card: {not_kept}", file=sys.stderr)
     return 0
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paceline.core.command_line import Bare, OptionalRun, parse
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, UserError
 from paceline.evaluate.config import SamplingConfig
 
 if TYPE_CHECKING:
@@ -36,9 +36,16 @@ def sample(argv: Sequence[str]) -> int:
         raise ConfigError(f"--tokens {arguments.tokens} must be at least 1")
     from paceline.evaluate.load import load_run
 
-    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    prompt = _from_standard_input() if arguments.prompt == "-" else arguments.prompt
     _write(load_run(arguments.run), prompt, arguments)
     return 0
+
+
+def _from_standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UserError(f"--prompt -: standard input is not valid text ({error.reason}); give UTF-8") from None
 
 
 def _write(run: "LoadedRun", prompt: str, arguments: SampleArgs) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from paceline.checkpoint.run_config import read_run_config
 from paceline.checkpoint.run_folder import RunFolder, left_only_if_used, new_run_folder, open_run
 from paceline.core.command_line import Bare, OptionalPreset, parse
-from paceline.core.errors import ConfigError, PacelineError, RunError
+from paceline.core.errors import ConfigError, PacelineError, RunError, naming_files
 from paceline.core.schema import changes, from_dict
 from paceline.core.units import human_seconds
 from paceline.evaluate.config import SamplingConfig
@@ -62,7 +62,7 @@ class TrainArgs:
 
 
 def train(argv: Sequence[str]) -> int:
-    with one_voice():
+    with one_voice(), naming_files():
         base = base_config(argv)
         arguments = parse_arguments(argv, base)
         if arguments.launch == "slurm":
@@ -147,8 +147,12 @@ def _conclude(folder: RunFolder, done: "Finished", *, finish: bool) -> None:
         except (PacelineError, RuntimeError) as error:  # memory may be short beside all that training holds
             print(f"no sample: {str(error).splitlines()[0]}")
         else:
-            write_card(folder.path, card)
             print(f"\n{card.sample}\n")
+            try:
+                with naming_files():
+                    write_card(folder.path, card)
+            except PacelineError as error:
+                print(f"the sample is not on the card: {error}")
     loss = "" if card.val_loss is None else f", validation loss {card.val_loss:.4f}"
     loss += "" if card.val_bpb is None else f" ({card.val_bpb:.3f} bits per byte)"
     state = (
@@ -175,7 +179,8 @@ def _report(folder: RunFolder) -> None:
     from paceline.report.page import write_report
 
     try:
-        write_report([folder.path], folder.report)
+        with naming_files():
+            write_report([folder.path], folder.report)
         print(f"report: {folder.report}")
     except PacelineError as error:
         print(f"no report: {error}")

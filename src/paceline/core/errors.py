@@ -1,7 +1,10 @@
 """Errors that reach the user. The command line prints `str(error)` as one line and exits with `exit_code`.
 
-Any other exception is a bug of ours and keeps its traceback.
+Any other exception is a bug of ours and keeps its traceback, but for what the system says of a file: `naming_files`.
 """
+
+import contextlib
+from collections.abc import Iterator
 
 
 class PacelineError(Exception):
@@ -29,3 +32,15 @@ class DataError(UserError):
 
 class RunError(UserError):
     """A run folder that is missing, unfinished or damaged."""
+
+
+@contextlib.contextmanager
+def naming_files() -> Iterator[None]:
+    """An OSError that knows its file (a full disk, missing rights, a folder in a file's place) leaves the block as one
+    line. Without a file it may be anything, and stays what it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or error.strerror is None:  # errors of urllib have a name only
+            raise
+        raise PacelineError(f"{error.filename}: cannot be read or written ({error.strerror})") from error

@@ -27,8 +27,8 @@ def atomic_write(path: Path, *, mode: str = "wb") -> Iterator[IO[Any]]:
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:  # a write that fails does not know its file
-            error.filename = str(path)
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            error.filename, error.filename2 = str(path), None  # a write that fails does not know its file
         raise
     sync_folder(path.parent)
 

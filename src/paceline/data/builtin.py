@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.core.errors import DataError
+from paceline.core.errors import DataError, PacelineError
 from paceline.core.files import cache_folder, sync_folder, write_json
 from paceline.data.shards import write_shard
 from paceline.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
@@ -75,9 +75,12 @@ def _build(folder: Path, tokenizer: str) -> None:
         _write(temporary, tokenizer, split)
         os.rename(temporary, folder)
         sync_folder(folder.parent)
-    except OSError:
+    except OSError as error:
         if not folder.exists():
-            raise
+            raise PacelineError(
+                f"{folder.parent}: cannot hold the built-in data ({error.strerror or error}); name another folder by "
+                f"the variable PACELINE_CACHE_DIR"
+            ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

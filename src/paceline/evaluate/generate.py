@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.core.errors import UserError
 from paceline.data.tokenizer import Tokenizer
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.decode import Decoder, check_length, logits_without_cache
@@ -87,6 +88,10 @@ def text_stream(
     model: GPT, tokenizer: Tokenizer, prompt: str, config: SamplingConfig, *, window: int, new_tokens: int
 ) -> Iterator[str]:
     """What follows the prompt, in pieces of whole characters: a token may end inside one."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise UserError("the prompt is not valid text: some of its bytes are not UTF-8, or half a character") from None
     ids = [tokenizer.end_of_text, *tokenizer.encode(prompt)]
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for token in generate(model, ids, config, window=window, new_tokens=new_tokens):

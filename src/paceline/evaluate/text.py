@@ -6,6 +6,7 @@ every token has at least half a sequence before it. That costs twice the passes 
 """
 
 import math
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 
 from paceline.core.errors import DataError
 from paceline.core.files import new_digest
+from paceline.data.sources import PIECE_CHARS, cut_text
 from paceline.data.tokenizer import Tokenizer
 from paceline.evaluate.positions import LossByPlace
 from paceline.evaluate.score import Progress, Row, Score, score_rows
@@ -74,8 +76,7 @@ def judge_text(
     progress: Progress = lambda done, total: None,
 ) -> TextResult:
     """`window` is the mask's; `window_tokens` is None where the model has none."""
-    ids = [tokenizer.end_of_text, *tokenizer.encode(file.text)]
-    rows = list(rolling_rows(ids, most_tokens, overlap=most_tokens // 2))
+    rows = list(rolling_rows(_stream(tokenizer, file.text), most_tokens, overlap=most_tokens // 2))
     losses = _joined(score_rows(model, rows, window=window, progress=progress))
     by_place = LossByPlace(losses.numel(), window_tokens, losses.device)
     by_place.add(losses, torch.arange(losses.numel()))
@@ -86,6 +87,16 @@ def judge_text(
         tokens=losses.numel(),
         positions=by_place.rows(),
     )
+
+
+def _stream(tokenizer: Tokenizer, text: str) -> Sequence[int]:
+    """End-of-text and the ids of `text`, two bytes each. Encoded in pieces, because a tokenizer needs many times the
+    memory of what it is given at once."""
+    blocks = (text[start : start + PIECE_CHARS] for start in range(0, len(text), PIECE_CHARS))
+    ids = array("H", [tokenizer.end_of_text])
+    for piece in cut_text(blocks):
+        ids.extend(tokenizer.encode(piece))
+    return ids
 
 
 def _joined(scores: Sequence[Score]) -> torch.Tensor:
