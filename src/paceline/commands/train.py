@@ -24,6 +24,7 @@ from paceline.train.config import RunConfig
 
 if TYPE_CHECKING:
     from paceline.data.tokenizer import Tokenizer
+    from paceline.metrics.card import RunCard
     from paceline.train.run import Finished
 
 HELP = """Train a preset and leave a run folder with a card, metrics, a checkpoint and a report.
@@ -149,14 +150,22 @@ def _conclude(folder: RunFolder, done: "Finished", *, finish: bool) -> None:
         else:
             write_card(folder.path, card)
             print(f"\n{card.sample}\n")
-    loss = "" if card.val_loss is None else f", validation loss {card.val_loss:.4f}"
-    loss += "" if card.val_bpb is None else f" ({card.val_bpb:.3f} bits per byte)"
-    state = (
-        "finished" if card.finished else f"stopped after step {card.steps_done}; continue with --resume {folder.path}"
-    )
-    print(f"{folder.path}: {state}{loss}, {human_seconds(card.wall_s or 0)} since launch")
+    state, go_on = "finished", ""
+    if not card.finished:
+        state, go_on = f"stopped after step {card.steps_done}", f"; continue with --resume {folder.path}"
+    print(f"{folder.path}: {state}{_validated(card)}, {human_seconds(card.wall_s or 0)} since launch{go_on}")
     if finish:
         _report(folder)
+
+
+def _validated(card: "RunCard") -> str:
+    """The newest validation, with its step if others followed. That of step 0 says nothing about the training."""
+    if card.val_loss is None or card.validated_at == 0:
+        return ""
+    last = card.validated_at in (card.steps_done, None)
+    name = "validation loss" if last else f"last validated at step {card.validated_at}:"
+    bits = "" if card.val_bpb is None else f" ({card.val_bpb:.3f} bits per byte)"
+    return f", {name} {card.val_loss:.4f}{bits}"
 
 
 def _sample(folder: RunFolder, done: "Finished", tokenizer: "Tokenizer") -> str:

@@ -119,6 +119,11 @@ class RunCard:
     evaluations: tuple[Evaluation, ...] = ()
     """Made after training; of those of one thing at one step under the same conditions, the newest."""
 
+    @property
+    def validated_at(self) -> int | float | None:
+        """Step of the newest validation: of a run that was stopped between two, before its last."""
+        return self.losses[-1][0] if self.losses and self.losses[-1] else None
+
 
 def card_diff(preset: Any, config: Any) -> tuple[FieldChange, ...]:
     """Where `config` differs from `preset`, as the card keeps it."""

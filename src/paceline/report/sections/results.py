@@ -37,8 +37,8 @@ def figures(run: Run) -> dict[str, tuple[str, str]]:
     tokens = max([card.tokens, *run.curves.steps["tokens"][-1:]])
     batch = f"{run.steps_done:,} steps, {human_count(tokens)} tokens"
     return {
-        "Validation loss": (number(card.val_loss, ".4f"), "nats per token"),
-        "Bits per byte": (number(card.val_bpb, ".4f"), "comparable between tokenizers"),
+        "Validation loss": _validated(run, card.val_loss, "nats per token"),
+        "Bits per byte": _validated(run, card.val_bpb, "comparable between tokenizers"),
         "Train time": (seconds(run.train_s), f"steps only, from step {free} on; no validation, no saving"),
         "Wall time": (seconds(run.wall_s), "everything since launch"),
         "Tokens per second": (number(_rate(run), ",.0f"), "over the timed steps" + _utilisation(card)),
@@ -48,11 +48,21 @@ def figures(run: Run) -> dict[str, tuple[str, str]]:
     }
 
 
+def _validated(run: Run, value: float | None, meaning: str) -> tuple[str, str]:
+    """The newest validation is the headline if no step followed it, or with its step; never that of step 0."""
+    at = run.card.validated_at
+    if value is None or at is None or at == run.steps_done:
+        return number(value, ".4f"), meaning
+    if at == 0:
+        return UNKNOWN, f"validated at step 0 only: {value:.4f}"
+    return number(value, ".4f"), f"last validated at step {at:,.0f}; {meaning}"
+
+
 def _rate(run: Run) -> float | None:
     """Of the whole run where the card has it, else the newest."""
     newest = run.curves.steps["tokens_per_s"][-1:].tolist()
     known = [rate for rate in [run.card.tokens_per_s, *newest] if rate is not None and rate == rate]
-    return known[0] if known else None
+    return known[0] if known and run.is_timed else None
 
 
 def _utilisation(card: RunCard) -> str:
@@ -75,17 +85,17 @@ def _groups_table(groups: Sequence[Group], statistics: Statistics | None) -> Mar
     """Means of the judged runs."""
     headings = ("Group", "Runs", "Validation loss", "95 % interval", "Train time", "Wall time", "Tokens per second")
 
-    def mean(group: Group, value: Callable[[RunCard], float | None]) -> float | None:
-        known = [found for run in group.judged if (found := value(run.card)) is not None]
+    def mean(group: Group, value: Callable[[Run], float | None]) -> float | None:
+        known = [found for run in group.judged if (found := value(run)) is not None]
         return plain.fmean(known) if known else None
 
     def row(index: int, group: Group) -> tuple[Node, list[Node]]:
         counted = len(group.losses)
         all_of = f"{counted}" if counted == len(group.runs) else f"{counted} of {len(group.runs)}"
         loss = plain.fmean(group.losses) if group.losses else None
-        times = (mean(group, lambda card: card.train_s), mean(group, lambda card: card.wall_s))
+        times = (mean(group, lambda run: run.train_s), mean(group, lambda run: run.wall_s))
         cells = [all_of, number(loss, ".4f"), _interval(group, statistics), *map(seconds, times)]
-        return named(index, group.label), [*cells, number(mean(group, lambda card: card.tokens_per_s), ",.0f")]
+        return named(index, group.label), [*cells, number(mean(group, _rate), ",.0f")]
 
     return stacked(headings, [row(index, group) for index, group in enumerate(groups)])
 
