@@ -139,6 +139,8 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", done=312, val_loss=None, peak_bytes=None, tokens_per_s=None, train_s=None)
     text = text_of([run], tmp_path / "page.html")
     assert "Unfinished: 312 of 500 steps" in text
+    stopped = write_run(tmp_path / "stopped", done=12, ended="2025-01-04T10:02:00+00:00")
+    assert "Stopped: 12 of 500 steps" in text_of([stopped], tmp_path / "page.html")
     assert "What the model wrote" not in text
 
 

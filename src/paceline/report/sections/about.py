@@ -23,7 +23,8 @@ def _about_run(run: Run) -> Markup:
     kind = f"preset {card.preset}" + (f", track {card.track}" if card.track else "") + f", seed {card.seed}"
     state = None
     if not card.finished:
-        state = element("span", f"Unfinished: {run.steps_done:,} of {card.steps:,} steps. ", class_="unfinished")
+        word = "Unfinished" if card.ended is None else "Stopped"
+        state = element("span", f"{word}: {run.steps_done:,} of {card.steps:,} steps. ", class_="unfinished")
     began = card.started[:16].replace("T", " ")
     return element("p", kind, f", started {began}. ", state, class_="quiet")
 
