@@ -159,6 +159,18 @@ def test_a_validation_is_the_headline_only_with_its_step_where_others_followed(
     assert figures(run)["Validation loss"] == (value, meaning)
 
 
+@pytest.mark.parametrize(
+    ("gzip_bpb", "beside"), [(2.4567, "gzip -9 needs 2.457, untrained 3.858"), (None, "untrained 3.858")]
+)
+def test_bits_per_byte_of_a_finished_run_have_something_beside_them(
+    gzip_bpb: float | None, beside: str, tmp_path: Path
+) -> None:
+    [run] = load_subject([write_run(tmp_path / "run", gzip_bpb=gzip_bpb)]).runs
+    assert figures(run)["Bits per byte"][1] == f"comparable between tokenizers; {beside}"
+    [early] = load_subject([write_run(tmp_path / "early", done=100, gzip_bpb=gzip_bpb)]).runs
+    assert figures(early)["Bits per byte"][1] == "comparable between tokenizers"
+
+
 @pytest.mark.parametrize(("done", "train_time", "speed"), [(10, "–", "–"), (11, "0.2s", "12,047")])
 def test_clocks_that_timed_no_step_are_not_shown(done: int, train_time: str, speed: str, tmp_path: Path) -> None:
     [run] = load_subject([write_run(tmp_path, steps=done, train_s=0.17)]).runs

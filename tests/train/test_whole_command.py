@@ -44,6 +44,7 @@ def test_a_run_leaves_card_metrics_checkpoint_sample_and_report(trained: Path) -
     assert [row[0] for row in card["losses"]] == [0, 2, 4]
     assert card["val_loss"] < card["losses"][0][1]
     assert isinstance(card["sample"], str)
+    assert 0 < card["gzip_bpb"] < 8
     assert "<html" in (trained / "report.html").read_text()
     assert read_json(trained / "config.json")["steps"] == 4
     assert [path.name for path in (trained / "checkpoints").iterdir()] == ["step_000004"]

@@ -20,6 +20,7 @@ from paceline.parallel.config import SlurmConfig
 from paceline.parallel.voice import one_voice
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
+from paceline.report.facts import beside_bits_per_byte
 from paceline.train.config import RunConfig
 
 if TYPE_CHECKING:
@@ -138,18 +139,19 @@ def _is_finished(folder: RunFolder) -> bool:
 
 
 def _conclude(folder: RunFolder, done: "Finished", *, finish: bool) -> None:
-    """Sample, report and a last word. A failure here costs the page, not the run."""
+    """Sample, what gzip makes of the text, report and a last word. A failure here costs the page, not the run."""
     from paceline.metrics.card import write_card
 
     card = done.card
     if finish and card.finished and done.parts.tokenizer is not None:
         try:
+            card = replace(card, gzip_bpb=_gzip_bpb(done, done.parts.tokenizer))
             card = replace(card, sample=_sample(folder, done, done.parts.tokenizer))
+            said = f"\n{card.sample}\n"
         except (PacelineError, RuntimeError) as error:  # memory may be short beside all that training holds
-            print(f"no sample: {str(error).splitlines()[0]}")
-        else:
-            write_card(folder.path, card)
-            print(f"\n{card.sample}\n")
+            said = f"no sample: {str(error).splitlines()[0]}"
+        write_card(folder.path, card)
+        print(said)
     state, go_on = "finished", ""
     if not card.finished:
         state, go_on = f"stopped after step {card.steps_done}", f"; continue with --resume {folder.path}"
@@ -164,8 +166,19 @@ def _validated(card: "RunCard") -> str:
         return ""
     last = card.validated_at in (card.steps_done, None)
     name = "validation loss" if last else f"last validated at step {card.validated_at}:"
-    bits = "" if card.val_bpb is None else f" ({card.val_bpb:.3f} bits per byte)"
-    return f", {name} {card.val_loss:.4f}{bits}"
+    if card.val_bpb is None:
+        return f", {name} {card.val_loss:.4f}"
+    beside = "" if card.gzip_bpb is None else f"; {beside_bits_per_byte(card)}"
+    return f", {name} {card.val_loss:.4f} ({card.val_bpb:.3f} bits per byte{beside})"
+
+
+def _gzip_bpb(done: "Finished", tokenizer: "Tokenizer") -> float | None:
+    from paceline.data.batches import validation_batches
+    from paceline.evaluate.gzipped import gzip_bits_per_byte
+
+    data, config = done.parts.data, done.parts.config
+    batches = validation_batches(data.val, config.batch.sequence_tokens, config.evaluate.tokens, micro_sequences=1)
+    return gzip_bits_per_byte(batches, tokenizer)
 
 
 def _sample(folder: RunFolder, done: "Finished", tokenizer: "Tokenizer") -> str:

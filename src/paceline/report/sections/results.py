@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from paceline.core.units import human_bytes, human_count
 from paceline.metrics.card import RunCard
-from paceline.report.facts import UNKNOWN, number, seconds
+from paceline.report.facts import UNKNOWN, beside_bits_per_byte, number, seconds
 from paceline.report.groups import Group
 from paceline.report.markup import Markup, Node, element
 from paceline.report.runs import Run
@@ -35,10 +35,11 @@ def figures(run: Run) -> dict[str, tuple[str, str]]:
     card = run.card
     free = run.config.get("train.free_steps", "the free")
     tokens = max([card.tokens, *run.curves.steps["tokens"][-1:]])
+    beside = beside_bits_per_byte(card) if card.finished else ""
     batch = f"{run.steps_done:,} steps, {human_count(tokens)} tokens"
     return {
         "Validation loss": _validated(run, card.val_loss, "nats per token"),
-        "Bits per byte": _validated(run, card.val_bpb, "comparable between tokenizers"),
+        "Bits per byte": _validated(run, card.val_bpb, "comparable between tokenizers" + (beside and f"; {beside}")),
         "Train time": (seconds(run.train_s), f"steps only, from step {free} on; no validation, no saving"),
         "Wall time": (seconds(run.wall_s), "everything since launch"),
         "Tokens per second": (number(_rate(run), ",.0f"), "over the timed steps" + _utilisation(card)),
