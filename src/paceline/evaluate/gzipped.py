@@ -7,7 +7,7 @@ from paceline.data.corpus import IGNORED_TARGET, Batch
 from paceline.data.tokenizer import Tokenizer
 
 TEXT_BYTES = 1_000_000
-"""No batch is read after so much text: that is 0.3 s of work at most, and more would change little, since gzip looks
+"""No batch is read after so much text: that takes about 0.3 s, and more would change little, since gzip looks
 back 32 KiB only."""
 
 

@@ -42,7 +42,7 @@ def figures(run: Run) -> dict[str, tuple[str, str]]:
         "Bits per byte": _validated(run, card.val_bpb, "comparable between tokenizers" + (beside and f"; {beside}")),
         "Train time": (seconds(run.train_s), f"steps only, from step {free} on; no validation, no saving"),
         "Wall time": (seconds(run.wall_s), "everything since launch"),
-        "Tokens per second": (number(_rate(run), ",.0f"), "over the timed steps" + _utilisation(card)),
+        "Tokens per second": (number(_rate(run), ",.0f"), "over the timed steps" + _utilisation(run)),
         "Training": (f"{run.steps_done / max(1, card.steps):.0%}", batch),
         "Parameters": (human_count(card.parameters), f"{card.parameters:,}"),
         "Peak memory": (UNKNOWN if card.peak_bytes is None else human_bytes(card.peak_bytes), _memory_kind(card)),
@@ -66,8 +66,9 @@ def _rate(run: Run) -> float | None:
     return known[0] if known and run.is_timed else None
 
 
-def _utilisation(card: RunCard) -> str:
-    return "" if card.mfu is None else f"; {card.mfu:.1%} of the GPU's bf16 peak"
+def _utilisation(run: Run) -> str:
+    mfu = run.card.mfu if run.is_timed else None
+    return "" if mfu is None else f"; {mfu:.1%} of the GPU's bf16 peak"
 
 
 def _memory_kind(card: RunCard) -> str:
