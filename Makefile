@@ -22,7 +22,10 @@ environment: .venv/.made
 
 demo: .venv/.usable  ## train the demo preset on the CPU, end with a sample and a report page
 	$(BIN)/paceline train demo
-	@echo "next: $(BIN)/paceline sample latest --prompt 'Return the'"
+	@echo "next: open the report above in a browser"
+	@echo "      $(BIN)/paceline sample latest --prompt 'Return the'"
+	@echo "      $(BIN)/paceline serve latest    # a page to write with it"
+	@echo "      docs/first-hour.md goes on from here"
 
 test: environment  ## the default suite: offline, about 5 minutes on 2 cores
 	$(TESTS) -n 2 --dist loadfile

@@ -15,6 +15,7 @@ from paceline.recipes.presets import preset
 from paceline.reference.commands import COMMANDS
 
 ROOT = Path(__file__).parents[1]
+SITE = ROOT / "mkdocs.yml"
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BENCHES = {"bench step": bench.StepArgs, "bench gemm": bench.GemmArgs}
 FENCED = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -82,6 +83,12 @@ def test_every_page_is_reached_from_the_map() -> None:
     pages = [path.relative_to(docs).as_posix() for path in (*docs.glob("*.md"), *(docs / "reference").glob("*.md"))]
     assert [page for page in pages if f"({page})" not in (docs / "README.md").read_text()] == ["README.md"]
     assert "(docs/README.md)" in (ROOT / "README.md").read_text()
+
+
+def test_the_map_calls_pages_as_the_menu_of_the_site_does() -> None:
+    menu = {page: title for title, page in re.findall(r"- ([^:\n]+): (\S+\.md)$", SITE.read_text(), re.MULTILINE)}
+    rows = re.findall(r"^\| \[([^]]+)\]\(([^)]+\.md)\)", (ROOT / "docs" / "README.md").read_text(), re.MULTILINE)
+    assert {page: title for title, page in rows} == menu | {"techniques/index.md": "Techniques"}
 
 
 def test_the_readme_shows_the_test_command_that_ci_runs() -> None:

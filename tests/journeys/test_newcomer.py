@@ -104,7 +104,9 @@ def test_the_environment_is_whole_and_its_own(newcomer: Newcomer) -> None:
 
 
 def test_the_demo_ends_with_a_sample_and_says_what_a_page_needs(newcomer: Newcomer, trained: str) -> None:
-    assert re.search(r"^runs/demo: finished, validation loss \d\.\d+ \(\d\.\d+ bits per byte\)", trained, re.MULTILINE)
+    assert re.search(
+        r"^runs/demo: finished, validation loss \d\.\d+ \(\d\.\d+ bits per byte; gzip -9 needs ", trained, re.MULTILINE
+    )
     assert "pip install 'paceline[report]'" in trained
     page = newcomer.run("paceline", "report", "latest")
     assert page.returncode == 2

@@ -19,8 +19,9 @@ from paceline.metrics.card import Evaluation
 from paceline.report import page
 from paceline.report.charts import as_script, chart_data, loss_points
 from paceline.report.markup import element
+from paceline.report.sections.results import figures
 from paceline.report.subject import load_subject
-from report.runs_on_disk import SAMPLE, write_run
+from report.runs_on_disk import SAMPLE, loss_at, write_run
 
 EVIL = "<script>alert(1)</script>\"'&</pre>\u2028"
 
@@ -138,7 +139,43 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", done=312, val_loss=None, peak_bytes=None, tokens_per_s=None, train_s=None)
     text = text_of([run], tmp_path / "page.html")
     assert "Unfinished: 312 of 500 steps" in text
+    stopped = write_run(tmp_path / "stopped", done=12, ended="2025-01-04T10:02:00+00:00")
+    assert "Stopped: 12 of 500 steps" in text_of([stopped], tmp_path / "page.html")
     assert "What the model wrote" not in text
+
+
+@pytest.mark.parametrize(
+    ("done", "value", "meaning"),
+    [
+        (12, "–", "validated at step 0 only: 7.3300"),
+        (312, f"{loss_at(300, 500, 3.23):.4f}", "last validated at step 300; nats per token"),
+        (400, f"{loss_at(400, 500, 3.23):.4f}", "nats per token"),
+    ],
+)
+def test_a_validation_is_the_headline_only_with_its_step_where_others_followed(
+    done: int, value: str, meaning: str, tmp_path: Path
+) -> None:
+    [run] = load_subject([write_run(tmp_path, done=done)]).runs
+    assert figures(run)["Validation loss"] == (value, meaning)
+
+
+@pytest.mark.parametrize(
+    ("gzip_bpb", "beside"), [(2.4567, "gzip -9 needs 2.457, untrained 3.858"), (None, "untrained 3.858")]
+)
+def test_bits_per_byte_of_a_finished_run_have_something_beside_them(
+    gzip_bpb: float | None, beside: str, tmp_path: Path
+) -> None:
+    [run] = load_subject([write_run(tmp_path / "run", gzip_bpb=gzip_bpb)]).runs
+    assert figures(run)["Bits per byte"][1] == f"comparable between tokenizers; {beside}"
+    [early] = load_subject([write_run(tmp_path / "early", done=100, gzip_bpb=gzip_bpb)]).runs
+    assert figures(early)["Bits per byte"][1] == "comparable between tokenizers"
+
+
+@pytest.mark.parametrize(("done", "train_time", "speed"), [(10, "–", "–"), (11, "0.2s", "12,047")])
+def test_clocks_that_timed_no_step_are_not_shown(done: int, train_time: str, speed: str, tmp_path: Path) -> None:
+    [run] = load_subject([write_run(tmp_path, steps=done, train_s=0.17)]).runs
+    shown = figures(run)
+    assert (shown["Train time"][0], shown["Tokens per second"][0]) == (train_time, speed)
 
 
 def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:

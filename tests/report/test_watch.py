@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import shutil
 import socket
 import threading
@@ -92,13 +93,30 @@ def test_a_run_without_metrics_has_only_begun(tmp_path: Path) -> None:
     assert len(run.curves.steps["step"]) == 0
 
 
-def test_a_killed_run_is_called_quiet_after_a_minute_and_a_finished_one_never(tmp_path: Path) -> None:
+def test_a_killed_run_is_called_quiet_after_a_minute_and_one_that_ended_never(tmp_path: Path) -> None:
     make(tmp_path, "killed", done=10)
+    make(tmp_path, "stopped", done=10, ended="2025-01-04T10:02:00+00:00")
     make(tmp_path, "finished")
     now = time.time()
     assert RunsFolder(tmp_path, newest=9, clock=lambda: now + 50).look()[0].notes == []
     [note] = RunsFolder(tmp_path, newest=9, clock=lambda: now + 300).look()[0].notes
     assert note.startswith("killed: nothing new for 5m00s")
+
+
+def test_what_runs_now_is_on_top_until_it_is_quiet_or_has_ended(tmp_path: Path) -> None:
+    write_ablation(tmp_path / "ablation")
+    make(tmp_path, "running", done=30)
+    make(tmp_path, "stopped", done=10, ended="2025-01-04T10:02:00+00:00")
+    subject, _ = RunsFolder(tmp_path, newest=24).look()
+    sections = page.sections_of(subject, statistics)
+    assert list(sections).index("running") < list(sections).index("ablation")
+    assert re.findall(r'scope="row">([^<]+)<', sections["running"]) == ["running"]
+    assert "30 of 40" in sections["running"]
+    later = RunsFolder(tmp_path, newest=24, clock=lambda: time.time() + 300).look()[0]
+    assert page.sections_of(later, statistics)["running"] == ""
+    (tmp_path / "running" / "metrics.jsonl").write_text("")
+    begun = page.sections_of(RunsFolder(tmp_path, newest=24).look()[0], statistics)["running"]
+    assert 'data-label="Left">–<' in begun
 
 
 def test_the_newest_runs_are_shown_and_the_rest_is_counted(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`paceline train` and `paceline sample` from the command line to the files and the text they leave."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -43,11 +44,23 @@ def test_a_run_leaves_card_metrics_checkpoint_sample_and_report(trained: Path) -
     assert [row[0] for row in card["losses"]] == [0, 2, 4]
     assert card["val_loss"] < card["losses"][0][1]
     assert isinstance(card["sample"], str)
+    assert 0 < card["gzip_bpb"] < 8
     assert "<html" in (trained / "report.html").read_text()
     assert read_json(trained / "config.json")["steps"] == 4
     assert [path.name for path in (trained / "checkpoints").iterdir()] == ["step_000004"]
     kinds = [json.loads(line)["kind"] for line in (trained / "metrics.jsonl").read_text().splitlines()]
     assert kinds == ["eval", "step", "step", "eval", "step", "step", "eval"]
+
+
+@pytest.mark.parametrize(("steps", "loss"), [(1, ""), (3, r", last validated at step 2: \S+ \(.*\)")])
+def test_a_stopped_run_tells_a_loss_with_its_step_and_never_that_of_step_0(
+    steps: int, loss: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped = {"--data.dir": trained.parent / "data", "--out": tmp_path / "run", "--train.stop-after": steps}
+    words = [str(word) for flag in (FLAGS | stopped).items() for word in flag]
+    main(["train", "r18-softcap", "--scale", "1/16", "--no-finish", *words])
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(rf"\S+: stopped after step {steps}{loss}, \S+ since launch; continue with --resume \S+", told)
 
 
 @pytest.mark.parametrize("flags", [(), ("--no-stream",), ("--temperature", "0")])

@@ -20,10 +20,12 @@ from paceline.parallel.config import SlurmConfig
 from paceline.parallel.voice import one_voice
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
+from paceline.report.facts import beside_bits_per_byte
 from paceline.train.config import RunConfig
 
 if TYPE_CHECKING:
     from paceline.data.tokenizer import Tokenizer
+    from paceline.metrics.card import RunCard
     from paceline.train.run import Finished
 
 HELP = """Train a preset and leave a run folder with a card, metrics, a checkpoint and a report.
@@ -137,30 +139,50 @@ def _is_finished(folder: RunFolder) -> bool:
 
 
 def _conclude(folder: RunFolder, done: "Finished", *, finish: bool) -> None:
-    """Sample, report and a last word. A failure here costs the page, not the run."""
+    """Sample, what gzip makes of the text, report and a last word. A failure here costs the page, not the run."""
     from paceline.metrics.card import write_card
 
     card = done.card
     if finish and card.finished and done.parts.tokenizer is not None:
         try:
+            card = replace(card, gzip_bpb=_gzip_bpb(done, done.parts.tokenizer))
             card = replace(card, sample=_sample(folder, done, done.parts.tokenizer))
+            said = f"\n{card.sample}\n"
         except (PacelineError, RuntimeError) as error:  # memory may be short beside all that training holds
-            print(f"no sample: {str(error).splitlines()[0]}")
-        else:
-            print(f"\n{card.sample}\n")
-            try:
-                with naming_files():
-                    write_card(folder.path, card)
-            except PacelineError as error:
-                print(f"the sample is not on the card: {error}")
-    loss = "" if card.val_loss is None else f", validation loss {card.val_loss:.4f}"
-    loss += "" if card.val_bpb is None else f" ({card.val_bpb:.3f} bits per byte)"
-    state = (
-        "finished" if card.finished else f"stopped after step {card.steps_done}; continue with --resume {folder.path}"
-    )
-    print(f"{folder.path}: {state}{loss}, {human_seconds(card.wall_s or 0)} since launch")
+            said = f"no sample: {str(error).splitlines()[0]}"
+        print(said)
+        try:
+            with naming_files():
+                write_card(folder.path, card)
+        except PacelineError as error:
+            print(f"the sample is not on the card: {error}")
+    state, go_on = "finished", ""
+    if not card.finished:
+        state, go_on = f"stopped after step {card.steps_done}", f"; continue with --resume {folder.path}"
+    print(f"{folder.path}: {state}{_validated(card)}, {human_seconds(card.wall_s or 0)} since launch{go_on}")
     if finish:
         _report(folder)
+
+
+def _validated(card: "RunCard") -> str:
+    """The newest validation, with its step if others followed. That of step 0 says nothing about the training."""
+    if card.val_loss is None or card.validated_at == 0:
+        return ""
+    last = card.validated_at in (card.steps_done, None)
+    name = "validation loss" if last else f"last validated at step {card.validated_at}:"
+    if card.val_bpb is None:
+        return f", {name} {card.val_loss:.4f}"
+    beside = "" if card.gzip_bpb is None else f"; {beside_bits_per_byte(card)}"
+    return f", {name} {card.val_loss:.4f} ({card.val_bpb:.3f} bits per byte{beside})"
+
+
+def _gzip_bpb(done: "Finished", tokenizer: "Tokenizer") -> float | None:
+    from paceline.data.batches import validation_batches
+    from paceline.evaluate.gzipped import gzip_bits_per_byte
+
+    data, config = done.parts.data, done.parts.config
+    batches = validation_batches(data.val, config.batch.sequence_tokens, config.evaluate.tokens, micro_sequences=1)
+    return gzip_bits_per_byte(batches, tokenizer)
 
 
 def _sample(folder: RunFolder, done: "Finished", tokenizer: "Tokenizer") -> str:

@@ -81,6 +81,8 @@ class RunCard:
     """Newest validation, in nats per token."""
     val_bpb: float | None = None
     """The same in bits per byte of text."""
+    gzip_bpb: float | None = None
+    """What `gzip -9` needs for that text, known once a run has ended with a sample."""
     train_s: float | None = None
     """By the records' rule: from step `train.free_steps`, without validation and checkpoints."""
     wall_s: float | None = None
@@ -118,6 +120,17 @@ class RunCard:
     """Text the model wrote at the end."""
     evaluations: tuple[Evaluation, ...] = ()
     """Made after training; of those of one thing at one step under the same conditions, the newest."""
+
+    @property
+    def validated_at(self) -> int | float | None:
+        """Step of the newest validation: of a run that was stopped between two, before its last."""
+        return self.losses[-1][0] if self.losses and self.losses[-1] else None
+
+    @property
+    def first_bpb(self) -> float | None:
+        """Bits per byte before training, if it was validated then."""
+        named = [dict(zip(LOSS_COLUMNS, row, strict=False)) for row in self.losses[:1]]
+        return next((row.get("val_bpb") for row in named if row.get("step") == 0), None)
 
 
 def card_diff(preset: Any, config: Any) -> tuple[FieldChange, ...]:

@@ -31,6 +31,6 @@ def _parts(run: Run) -> tuple[float, float, float, float] | None:
 def step_seconds(run: Run) -> float | None:
     """Mean over the timed steps."""
     card = run.card
-    if not card.tokens_per_s or not card.steps_done:
+    if not run.is_timed or not card.tokens_per_s or not card.steps_done:
         return None
     return card.tokens / card.steps_done / card.tokens_per_s

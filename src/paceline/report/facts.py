@@ -1,9 +1,10 @@
-"""Numbers and names as a reader wants them, for the doctor and the page."""
+"""Numbers and names as a reader wants them, for the doctor, the page and the end of a run."""
 
 from typing import Any
 
 from paceline.core.environment import CodeVersion
 from paceline.core.units import human_bytes, human_seconds
+from paceline.metrics.card import RunCard
 
 UNKNOWN = "–"
 
@@ -29,6 +30,12 @@ def number(value: float | None, form: str) -> str:
 
 def seconds(value: float | None) -> str:
     return UNKNOWN if value is None else human_seconds(value)
+
+
+def beside_bits_per_byte(card: RunCard) -> str:
+    """What a reader may hold the run's bits per byte against, as a clause: gzip, and the model before training."""
+    known = {"gzip -9 needs": card.gzip_bpb, "untrained": card.first_bpb}
+    return ", ".join(f"{name} {value:.3f}" for name, value in known.items() if value is not None)
 
 
 def setting(value: Any) -> str:

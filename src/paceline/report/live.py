@@ -62,11 +62,15 @@ class RunsFolder:
             self._read(folder, found[folder])
         shown = [self._watched[folder] for folder in sorted(latest)]
         ablations, damaged = self._ablations()
+        runs = _under_own_labels([one.run for one in shown if one.run is not None])
+        going = [run for run in runs if not run.card.finished and run.card.ended is None]  # Ctrl-C is an end, too
+        quiet = [run for run in going if self._is_quiet(run)]
         subject = Subject(
-            runs=_under_own_labels([one.run for one in shown if one.run is not None]),
+            runs=runs,
+            running=[run for run in going if run not in quiet],
             left_out=[*damaged, *(one.trouble for one in shown if one.trouble is not None)],
             ablations=ablations,
-            notes=self._notes(shown, len(found)),
+            notes=self._notes(len(shown), len(found), quiet),
         )
         return subject, ([(folder, found[folder]) for folder in sorted(latest)], ablations, damaged, subject.notes)
 
@@ -102,19 +106,20 @@ class RunsFolder:
             watched.run, watched.trouble, watched.metrics = None, str(error), MetricsFile(folder)
         watched.signature = signature
 
-    def _notes(self, shown: list[_Watched], num_found: int) -> list[str]:
-        notes = [f"The {len(shown)} newest of {num_found} runs in the folder."] if num_found > len(shown) else []
-        notes += [note for one in shown if one.run and (note := self._quiet(one.run, one.signature))]
+    def _notes(self, num_shown: int, num_found: int, quiet: list[Run]) -> list[str]:
+        notes = [f"The {num_shown} newest of {num_found} runs in the folder."] if num_found > num_shown else []
+        for run in quiet:
+            minutes_s = 60.0 * (self._silent_s(run) // 60)  # by the minute, or the page would change every second
+            notes.append(f"{run.label}: nothing new for {human_seconds(minutes_s)}; it was killed, or hangs.")
         return [*notes, f"Deleted: {some(self._gone[::-1])}."] if self._gone else notes
 
-    def _quiet(self, run: Run, signature: Signature) -> str | None:
+    def _is_quiet(self, run: Run) -> bool:
         """Of a run that should be writing."""
-        quiet_s = self.clock() - _written(signature)
         steps_s = np.diff(run.curves.steps["wall_s"][-QUIET_STEPS:])
-        if run.card.finished or quiet_s < max(QUIET_S, QUIET_STEPS * float(steps_s.mean()) if len(steps_s) else 0.0):
-            return None
-        minutes_s = 60.0 * (quiet_s // 60)  # told by the minute, or the page would change every second
-        return f"{run.label}: nothing new for {human_seconds(minutes_s)}; it was stopped, killed, or hangs."
+        return self._silent_s(run) >= max(QUIET_S, QUIET_STEPS * float(steps_s.mean()) if len(steps_s) else 0.0)
+
+    def _silent_s(self, run: Run) -> float:
+        return self.clock() - _written(self._watched[run.folder].signature)
 
 
 def _run_folders(root: Path) -> Iterator[tuple[Path, Signature]]:

@@ -20,12 +20,13 @@ from paceline.report.sections.cost import cost
 from paceline.report.sections.evaluations import evaluations
 from paceline.report.sections.loss import loss, samples, schedule, validations
 from paceline.report.sections.results import results
+from paceline.report.sections.running import running
 from paceline.report.sections.settings import configuration, environment
 from paceline.report.subject import Subject, load_subject
 from paceline.report.words import Statistics
 
 PARTS = (
-    "about", "ablation", "results", "curves", "validations", "evaluations", "schedule", "cost", "samples",
+    "about", "running", "ablation", "results", "curves", "validations", "evaluations", "schedule", "cost", "samples",
     "configuration", "environment",
 )  # fmt: skip
 """Names of the sections, in their order."""
@@ -47,6 +48,7 @@ def sections_of(subject: Subject, statistics: Statistics | None, title: str | No
     """The parts of the page by name."""
     contents = (
         about(subject, title or subject.title),
+        running(subject),
         ablations(subject.ablations),
         results(subject, statistics),
         loss(subject),

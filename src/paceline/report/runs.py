@@ -38,8 +38,14 @@ class Run:
         return int(max([self.card.steps_done, *self.curves.steps["step"][-1:]]))
 
     @property
+    def is_timed(self) -> bool:
+        """Whether any step was: the first ones are free, and their clock, if it shows anything, shows no step."""
+        free = self.config.get("train.free_steps")
+        return not isinstance(free, int) or self.steps_done > free
+
+    @property
     def train_s(self) -> float | None:
-        return self._newest("train_s", self.card.train_s)
+        return self._newest("train_s", self.card.train_s) if self.is_timed else None
 
     @property
     def wall_s(self) -> float | None:

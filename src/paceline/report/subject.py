@@ -21,6 +21,8 @@ class Subject:
     benches: Sequence[Bench] = ()
     notes: Sequence[str] = ()
     """What the live page has to say about the folder."""
+    running: Sequence[Run] = ()
+    """Those that the live page believes to be trained now."""
 
     @cached_property
     def groups(self) -> list[Group]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from paceline.report.markup import Markup, Node, element
+from paceline.report.recipe import recipe
 from paceline.report.runs import Run
 from paceline.report.subject import Subject
 from paceline.report.words import remarks, some
@@ -20,12 +21,12 @@ def about(subject: Subject, title: str) -> list[Node]:
 
 def _about_run(run: Run) -> Markup:
     card = run.card
-    kind = f"preset {card.preset}" + (f", track {card.track}" if card.track else "") + f", seed {card.seed}"
     state = None
     if not card.finished:
-        state = element("span", f"Unfinished: {run.steps_done:,} of {card.steps:,} steps. ", class_="unfinished")
+        word = "Unfinished" if card.ended is None else "Stopped"
+        state = element("span", f"{word}: {run.steps_done:,} of {card.steps:,} steps. ", class_="unfinished")
     began = card.started[:16].replace("T", " ")
-    return element("p", kind, f", started {began}. ", state, class_="quiet")
+    return element("p", f"{recipe(card)}, started {began}. ", state, class_="quiet")
 
 
 def _about_many(subject: Subject) -> str:

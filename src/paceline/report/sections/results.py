@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from paceline.core.units import human_bytes, human_count
 from paceline.metrics.card import RunCard
-from paceline.report.facts import UNKNOWN, number, seconds
+from paceline.report.facts import UNKNOWN, beside_bits_per_byte, number, seconds
 from paceline.report.groups import Group
 from paceline.report.markup import Markup, Node, element
 from paceline.report.runs import Run
@@ -35,28 +35,40 @@ def figures(run: Run) -> dict[str, tuple[str, str]]:
     card = run.card
     free = run.config.get("train.free_steps", "the free")
     tokens = max([card.tokens, *run.curves.steps["tokens"][-1:]])
+    beside = beside_bits_per_byte(card) if card.finished else ""
     batch = f"{run.steps_done:,} steps, {human_count(tokens)} tokens"
     return {
-        "Validation loss": (number(card.val_loss, ".4f"), "nats per token"),
-        "Bits per byte": (number(card.val_bpb, ".4f"), "comparable between tokenizers"),
+        "Validation loss": _validated(run, card.val_loss, "nats per token"),
+        "Bits per byte": _validated(run, card.val_bpb, "comparable between tokenizers" + (beside and f"; {beside}")),
         "Train time": (seconds(run.train_s), f"steps only, from step {free} on; no validation, no saving"),
         "Wall time": (seconds(run.wall_s), "everything since launch"),
-        "Tokens per second": (number(_rate(run), ",.0f"), "over the timed steps" + _utilisation(card)),
+        "Tokens per second": (number(_rate(run), ",.0f"), "over the timed steps" + _utilisation(run)),
         "Training": (f"{run.steps_done / max(1, card.steps):.0%}", batch),
         "Parameters": (human_count(card.parameters), f"{card.parameters:,}"),
         "Peak memory": (UNKNOWN if card.peak_bytes is None else human_bytes(card.peak_bytes), _memory_kind(card)),
     }
 
 
+def _validated(run: Run, value: float | None, meaning: str) -> tuple[str, str]:
+    """The newest validation is the headline if no step followed it, or with its step; never that of step 0."""
+    at = run.card.validated_at
+    if value is None or at is None or at == run.steps_done:
+        return number(value, ".4f"), meaning
+    if at == 0:
+        return UNKNOWN, f"validated at step 0 only: {value:.4f}"
+    return number(value, ".4f"), f"last validated at step {at:,.0f}; {meaning}"
+
+
 def _rate(run: Run) -> float | None:
     """Of the whole run where the card has it, else the newest."""
     newest = run.curves.steps["tokens_per_s"][-1:].tolist()
     known = [rate for rate in [run.card.tokens_per_s, *newest] if rate is not None and rate == rate]
-    return known[0] if known else None
+    return known[0] if known and run.is_timed else None
 
 
-def _utilisation(card: RunCard) -> str:
-    return "" if card.mfu is None else f"; {card.mfu:.1%} of the GPU's bf16 peak"
+def _utilisation(run: Run) -> str:
+    mfu = run.card.mfu if run.is_timed else None
+    return "" if mfu is None else f"; {mfu:.1%} of the GPU's bf16 peak"
 
 
 def _memory_kind(card: RunCard) -> str:
@@ -75,17 +87,17 @@ def _groups_table(groups: Sequence[Group], statistics: Statistics | None) -> Mar
     """Means of the judged runs."""
     headings = ("Group", "Runs", "Validation loss", "95 % interval", "Train time", "Wall time", "Tokens per second")
 
-    def mean(group: Group, value: Callable[[RunCard], float | None]) -> float | None:
-        known = [found for run in group.judged if (found := value(run.card)) is not None]
+    def mean(group: Group, value: Callable[[Run], float | None]) -> float | None:
+        known = [found for run in group.judged if (found := value(run)) is not None]
         return plain.fmean(known) if known else None
 
     def row(index: int, group: Group) -> tuple[Node, list[Node]]:
         counted = len(group.losses)
         all_of = f"{counted}" if counted == len(group.runs) else f"{counted} of {len(group.runs)}"
         loss = plain.fmean(group.losses) if group.losses else None
-        times = (mean(group, lambda card: card.train_s), mean(group, lambda card: card.wall_s))
+        times = (mean(group, lambda run: run.train_s), mean(group, lambda run: run.wall_s))
         cells = [all_of, number(loss, ".4f"), _interval(group, statistics), *map(seconds, times)]
-        return named(index, group.label), [*cells, number(mean(group, lambda card: card.tokens_per_s), ",.0f")]
+        return named(index, group.label), [*cells, number(mean(group, _rate), ",.0f")]
 
     return stacked(headings, [row(index, group) for index, group in enumerate(groups)])
 
