@@ -112,7 +112,8 @@ class PrepareConfig:
     shard_tokens: int = 100_000_000
     """Tokens of a shard. Documents may straddle shards; the last one is shorter."""
     val_share: float = 0.005
-    """Share of the documents that goes to validation, chosen by a hash of their text. A single .txt is cut in two."""
+    """Share of the documents that goes to validation, chosen by a hash of their text; of few documents more than that,
+    so that there is validation at all. A single .txt is cut in two."""
     stdin_format: Literal["text", "jsonl"] = "text"
     """Standard input is one document, or one JSON object a line."""
     skip_bad: bool = False

@@ -278,8 +278,12 @@ def cut_text(blocks: Iterable[str], piece_chars: int = PIECE_CHARS) -> Iterator[
 
 def choose_side(text: bytes, val_share: float) -> Side:
     """Equal texts go to one side, on every machine and in every order of files."""
-    number = int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"split").digest(), "big")
-    return "val" if number < val_share * 2**64 else "train"
+    return "val" if split_number(text) < val_share * 2**64 else "train"
+
+
+def split_number(text: bytes) -> int:
+    """The text's hash, below 2^64; those of the lowest numbers go to validation."""
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"split").digest(), "big")
 
 
 def _open(source: Source) -> IO[bytes]:
