@@ -1,8 +1,8 @@
 """Input files to documents, and documents to pieces of bounded size.
 
-A .txt file is one document, a line of .jsonl and a row of .parquet or of the hub's datasets is one; text is taken byte
-for byte. Everything is read as a stream, so a document may be larger than memory. A long document is cut only where
-every tokenizer here starts a new word whatever surrounds it, so that pieces can be encoded apart and joined.
+A .txt or .md file is one document, a line of .jsonl and a row of .parquet or of the hub's datasets is one; text is
+taken byte for byte. Everything is read as a stream, so a document may be larger than memory. A long document is cut
+only where every tokenizer here starts a new word whatever surrounds it, so that pieces can be encoded apart and joined.
 """
 
 import codecs
@@ -22,7 +22,7 @@ from paceline.core.errors import DataError
 from paceline.data.streams import is_stream, parse_stream, rows
 
 STANDARD_INPUT = "-"
-KINDS = {".txt": "txt", ".jsonl": "jsonl", ".jsonl.gz": "jsonl.gz", ".parquet": "parquet"}
+KINDS = {".txt": "txt", ".md": "txt", ".jsonl": "jsonl", ".jsonl.gz": "jsonl.gz", ".parquet": "parquet"}
 BLOCK_BYTES = 1 << 20
 PIECE_CHARS = 1 << 20
 SAFE_CUT = re.compile(r"\S(?= \S)|\S\n(?=\S)")
@@ -103,7 +103,7 @@ def _kind_of(path: Path) -> str | None:
 
 
 def cut_lone_text(sources: list[Source], val_share: float) -> list[Source]:
-    """If a single .txt file is all there is, its last lines become the validation document, else nothing would."""
+    """If a single .txt or .md is all there is, its last lines become the validation document, else nothing would."""
     if len(sources) != 1 or sources[0].kind != "txt" or sources[0].path is None or val_share == 0:
         return sources
     whole = sources[0]
