@@ -64,13 +64,14 @@ def prepare(
     overwrite: bool = False,
     workers: int = 1,
 ) -> "DatasetManifest":
-    """Text to shards in the folder `out`, for {"data.dir": out}: files (.txt, .jsonl, .jsonl.gz, .parquet) or folders
-    of them. `tokenizer` is gpt2, bytes, bpe-N for one of N tokens trained on this text, or a folder that has one.
+    """Text to shards in the folder `out`, for {"data.dir": out}: files (.txt, .md, .jsonl, .jsonl.gz, .parquet) or
+    folders of them. `tokenizer` is gpt2, bytes, bpe-N for one of N tokens trained on this text, or a folder that has
+    one.
 
-    `val_share` of the documents, chosen by a hash of their text, is kept for validation; a single .txt is cut in two.
-    `skip_bad` leaves out what cannot be read; `overwrite` begins anew. Called again it finds all done, or goes on.
-    `workers` processes cut the text; more than one import the calling script again, which must then keep what it does
-    under `if __name__ == "__main__":`."""
+    `val_share` of the documents, chosen by a hash of their text, is kept for validation, of few documents more, so that
+    there is some; a single .txt or .md is cut in two. `skip_bad` leaves out what cannot be read; `overwrite` begins
+    anew. Called again it finds all done, or goes on. `workers` processes cut the text; more than one import the calling
+    script again, which must then keep what it does under `if __name__ == "__main__":`."""
     from paceline.data.prepare import prepare as prepared
 
     config = PrepareConfig(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tyro
 
+from data.test_prepare import stdin_of
 from data.test_sources import write_jsonl
 from paceline.commands.data import (
     PrepareArgs,
@@ -56,12 +57,18 @@ def test_prepare_warns_when_a_side_is_empty(tmp_path: Path, capsys: pytest.Captu
     assert "no document went to val" in capsys.readouterr().out
 
 
-def test_prepare_says_how_few_documents_give_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_standard_input_prepare_says_which_share_gives_validation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It cannot be looked at beforehand, so few documents may leave none to validation; those of a file never do."""
     path = write_jsonl(tmp_path / "in.jsonl", [f"document {number}" for number in range(15)])
-    args = PrepareArgs(inputs=(str(path),), out=str(tmp_path / "out"), tokenizer="bytes")
-    assert run_prepare(args) == 0
+    args = PrepareArgs(inputs=("-",), stdin_format="jsonl", out=str(tmp_path / "out"), tokenizer="bytes")
+    with stdin_of(path.read_bytes()):
+        assert run_prepare(args) == 0
     assert "a run needs both: --val-share 0.2 --overwrite takes about 3 of 15" in capsys.readouterr().out
-    assert run_prepare(replace(args, val_share=0.2, overwrite=True)) == 0
+    with stdin_of(path.read_bytes()):
+        assert run_prepare(replace(args, val_share=0.2, overwrite=True)) == 0
+    assert run_prepare(replace(args, inputs=(str(path),), out=str(tmp_path / "file"))) == 0
     assert "no document" not in capsys.readouterr().out
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data.samples import BATCH, COUNTING, counting_corpus, counting_tokens, in_memory
 from paceline.core.errors import ConfigError, DataError
 from paceline.core.units import BLOCK_TOKENS
-from paceline.data.batches import Batch, Cursor, batches, check_one_pass, validation_batches
+from paceline.data.batches import Batch, Cursor, batches, check_one_pass, told_of_passes, validation_batches
 from paceline.data.config import BatchConfig, DataConfig
 from paceline.data.corpus import Corpus, open_corpus
 from paceline.data.shards import manifest_path, write_shard
@@ -107,6 +107,23 @@ def test_within_one_pass_no_token_is_read_twice(order: Kind) -> None:
     check_one_pass(COUNTING, data, BATCH, steps)
     inputs = np.concatenate([batch.tokens.ravel() for batch in first_batches(COUNTING, data, BATCH, steps)])
     assert len(np.unique(inputs)) == len(inputs)
+
+
+@pytest.mark.parametrize("order", ["sequential", "shuffled"])
+def test_more_than_two_passes_are_told_with_the_steps_of_one(order: Kind) -> None:
+    data = DataConfig(dir="books", order=order)
+    assert told_of_passes(COUNTING, data, BATCH, 24) is None
+    assert told_of_passes(COUNTING, data, BATCH, 109) == "the training text is read 9.1 times; --steps 12 is one pass"
+    check_one_pass(COUNTING, data, BATCH, 12)
+    assert told_of_passes(COUNTING, data, BATCH, 25) is not None
+    assert told_of_passes(COUNTING, DataConfig(order=order), BATCH, 109) is None  # the built-in text
+
+
+def test_the_padding_of_aligned_documents_makes_a_pass_longer() -> None:
+    corpus, batch = in_memory(documents([130] * 20)), BatchConfig(tokens=256, sequence_tokens=128)
+    plain, aligned = (DataConfig(dir="books", end_of_text=EOT, align_documents=align) for align in (False, True))
+    assert told_of_passes(corpus, plain, batch, 30) == "the training text is read 3.0 times; --steps 10 is one pass"
+    assert told_of_passes(corpus, aligned, batch, 30) is None
 
 
 def aligned_batches(corpus: Corpus, batch: BatchConfig, count: int, order: Kind = "sequential") -> list[Batch]:

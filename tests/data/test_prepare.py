@@ -26,7 +26,7 @@ from paceline.data.continuation import only_writer
 from paceline.data.manifest import DatasetManifest, read_dataset
 from paceline.data.prepare import Status, prepare
 from paceline.data.shards import open_shard, positions_of
-from paceline.data.sources import choose_side
+from paceline.data.sources import choose_side, split_number
 from paceline.data.tokenizer import load_tokenizer
 from paceline.data.verify import verify
 
@@ -134,6 +134,87 @@ def test_the_number_of_processes_changes_nothing(config: PrepareConfig, tmp_path
     several = replace(config, workers=2, out=str(tmp_path / "several"))
     prepare(several)
     assert files(several) == files(config)
+
+
+def few_texts(config: PrepareConfig, tmp_path: Path, texts: list[str]) -> PrepareConfig:
+    """A folder with a file for each text, none of which the default share would give to validation."""
+    folder = tmp_path / "few"
+    folder.mkdir()
+    for number, text in enumerate(texts):
+        assert choose_side(text.encode(), 0.005) == "train"
+        (folder / f"{number:02d}.txt").write_bytes(text.encode())
+    return replace(config, inputs=(str(folder),), val_share=0.005, shard_tokens=8_000)
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe-280"])
+def test_a_few_files_leave_some_for_validation(config: PrepareConfig, tmp_path: Path, tokenizer: str) -> None:
+    """Those whose hashes are lowest, until they have 4 KiB."""
+    texts = [f"{number} {text}" for number, text in enumerate(TEXTS[:17])]
+    config = replace(few_texts(config, tmp_path, texts), tokenizer=tokenizer)
+    manifest = prepare(config)
+    train, val = side_text(config, "train"), side_text(config, "val")
+    assert sorted(train + val) == sorted(texts)
+    assert max(split_number(text.encode()) for text in val) < min(split_number(text.encode()) for text in train)
+    sizes = sorted(len(text.encode()) for text in val)
+    assert sum(sizes) >= 4096 > sum(sizes) - sizes[-1]
+    assert manifest.options.val_share == 0.005
+    assert verify(Path(config.out)).ok
+    assert prepare(config) == manifest
+
+
+def test_neither_processes_nor_the_order_of_files_change_what_validates(config: PrepareConfig, tmp_path: Path) -> None:
+    config = few_texts(config, tmp_path, texts := [f"{number} {text}" for number, text in enumerate(TEXTS[:17])])
+    prepare(config)
+    several = replace(config, workers=2, out=str(tmp_path / "several"))
+    prepare(several)
+    assert files(several) == files(config)
+    backwards = replace(config, out=str(tmp_path / "backwards"))
+    backwards = replace(backwards, inputs=(str(write_jsonl(tmp_path / "backwards.jsonl", texts[::-1])),))
+    prepare(backwards)
+    assert sorted(side_text(backwards, "val")) == sorted(side_text(config, "val"))
+
+
+def test_a_few_files_ended_at_any_write_and_continued_give_the_same(config: PrepareConfig, tmp_path: Path) -> None:
+    config = few_texts(config, tmp_path, [f"{number} {text}" for number, text in enumerate(TEXTS[:17])])
+    assert len(prepare(config).shards) > 3
+    config, expected = replace(config, out=str(tmp_path / "ended")), files(config)
+    for attempt in range(100):
+        with contextlib.suppress(KilledError), ended_at_rename(1 + attempt % 7, after=True):
+            prepare(config)
+            break
+    assert attempt > 2
+    assert files(config) == expected
+
+
+def test_files_that_would_change_what_validates_are_refused_half_way(config: PrepareConfig, tmp_path: Path) -> None:
+    """Else the result would depend on where the first run stopped."""
+    config = few_texts(config, tmp_path, [f"{number} {text}" for number, text in enumerate(TEXTS[:17])])
+    unfinished(config, shards=1)
+    candidates = (f"added {number}" for number in range(10_000))
+    added = next(text for text in candidates if choose_side(text.encode(), 0.005) == "val")
+    (tmp_path / "few" / "99.txt").write_text(added)
+    with pytest.raises(DataError, match=r"the input has changed, other documents.*--overwrite"):
+        prepare(config)
+
+
+@pytest.mark.parametrize(
+    ("texts", "share", "in_val"),
+    [
+        (["one", "two"], 0.005, 1),
+        (["one", "two", "three", "four", "five"], 0.005, 2),  # never more than half
+        (["one"], 0.005, 0),
+        (["one", "one", "one"], 0.005, 0),  # equal texts stay together, and training needs one
+        (["one", "", ""], 0.005, 0),  # a text without text validates nothing
+        (["one", "two"], 0.0, 0),  # none was asked for
+    ],
+)
+def test_how_many_of_very_few_texts_validate(
+    texts: list[str], share: float, in_val: int, config: PrepareConfig, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "few.jsonl", texts)
+    manifest = prepare(replace(config, inputs=(str(path),), val_share=share))
+    assert sum(shard.documents for shard in manifest.shards if shard.side == "val") == in_val
+    assert manifest.documents == len(texts)
 
 
 def test_one_long_document_fills_many_chunks(

@@ -41,27 +41,28 @@ def texts(*inputs: Path | str, **options: str | bool) -> list[str]:
     return [piece.text.decode() for piece in found]
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "parquet", "txt"])
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "parquet", "txt", "md"])
 def test_every_kind_gives_the_texts_byte_for_byte(tmp_path: Path, suffix: str) -> None:
     if suffix == "parquet":
         arrow = pytest.importorskip("pyarrow")
         parquet = pytest.importorskip("pyarrow.parquet")
         parquet.write_table(arrow.table({"text": SAMPLE_TEXTS}), tmp_path / "x.parquet")
-    elif suffix == "txt":
+    elif suffix in ("txt", "md"):
         for number, text in enumerate(SAMPLE_TEXTS):
-            (tmp_path / f"{number}.txt").write_bytes(text.encode())
+            (tmp_path / f"{number}.{suffix}").write_bytes(text.encode())
     else:
         write_jsonl(tmp_path / f"x.{suffix}", SAMPLE_TEXTS)
     assert texts(tmp_path) == SAMPLE_TEXTS
 
 
 def test_a_folder_is_read_in_name_order_and_through_its_folders(tmp_path: Path) -> None:
-    for name in ("b/2.txt", "a.txt", "b/1.jsonl", "c.md"):
+    for name in ("b/2.txt", "a.txt", "b/1.jsonl", "c.md", "d.doc"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     write_jsonl(tmp_path / "b/1.jsonl", ["first", "second"])
-    assert texts(tmp_path) == ["a.txt", "first", "second", "b/2.txt"]
-    assert [source.name for source in find_sources([str(tmp_path)], "text")] == ["a.txt", "b/1.jsonl", "b/2.txt"]
+    assert texts(tmp_path) == ["a.txt", "first", "second", "b/2.txt", "c.md"]
+    names = [source.name for source in find_sources([str(tmp_path)], "text")]
+    assert names == ["a.txt", "b/1.jsonl", "b/2.txt", "c.md"]
 
 
 def test_another_field_and_blank_lines(tmp_path: Path) -> None:
@@ -196,8 +197,9 @@ def test_inputs_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         find_sources([str(tmp_path / "x.doc")], "text")
 
 
-def test_a_lone_text_is_cut_at_a_line_so_that_there_is_validation(tmp_path: Path) -> None:
-    path = tmp_path / "x.txt"
+@pytest.mark.parametrize("suffix", ["txt", "md"])
+def test_a_lone_text_is_cut_at_a_line_so_that_there_is_validation(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x.{suffix}"
     path.write_text("".join(f"line {n}\n" for n in range(1000)))
     sources = cut_lone_text(find_sources([str(path)], "text"), val_share=0.1)
     found = list(Reader("text").pieces(sources, val_share=0.1))

@@ -17,6 +17,7 @@ from paceline.checkpoint.run_folder import RunFolder
 from paceline.checkpoint.saver import Saver
 from paceline.core.errors import ConfigError, DataError
 from paceline.data.feed import DeviceBatch
+from paceline.data.shards import open_shard, write_shard
 from paceline.metrics.card import LOSS_COLUMNS, read_card
 from paceline.metrics.records import StepRecord, read_metrics
 from paceline.train import loop
@@ -225,6 +226,18 @@ def test_a_run_that_would_read_twice_is_refused_on_one_pass(tmp_path: Path) -> N
     config = tiny_config(tmp_path / "data", steps=1000)
     with pytest.raises(ConfigError, match=r"--data\.one-pass"):
         run(replace(config, data=replace(config.data, one_pass=True)), tmp_path / "run")
+
+
+def test_a_run_that_reads_its_text_often_says_so_once_and_on_its_card(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny_config(tmp_path / "data", steps=5)
+    path = tmp_path / "data" / "x_train_000001.bin"
+    write_shard(path, open_shard(path).tokens[:2100].copy(), documents=5, tokenizer="none")
+    run(config, tmp_path / "run")
+    said = "the training text is read 2.5 times; --steps 2 is one pass\n"
+    assert capsys.readouterr().out.count(said) == 1
+    assert said.strip() in read_card(tmp_path / "run").notes
 
 
 def test_aligned_documents_train_and_padding_does_not_count(tmp_path: Path) -> None:

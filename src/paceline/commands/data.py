@@ -49,8 +49,8 @@ example: paceline data stats data/books"""
 @dataclass(frozen=True, kw_only=True)
 class PrepareArgs(PrepareConfig):
     inputs: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="INPUT [INPUT ...]")]]
-    """Files (.txt, .jsonl, .jsonl.gz, .parquet), folders of them, - for standard input, or hf:NAME:CONFIG:SPLIT for a
-    dataset of the Hugging Face hub, as a stream (needs the package datasets)."""
+    """Files (.txt, .md, .jsonl, .jsonl.gz, .parquet), folders of them, - for standard input, or hf:NAME:CONFIG:SPLIT
+    for a dataset of the Hugging Face hub, as a stream (needs the package datasets)."""
     json: bool = False
     """Print dataset.json instead of a summary."""
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.core.errors import ConfigError
 from paceline.data.aligned import AlignedCorpus
-from paceline.data.config import BatchConfig, DataConfig
+from paceline.data.config import BUILTIN, BatchConfig, DataConfig
 from paceline.data.corpus import IGNORED_TARGET, Batch, Corpus, Source, open_corpus
 from paceline.data.order import Order, make_order
 
@@ -28,6 +28,8 @@ class Cursor:
 
 
 FROM_THE_START = Cursor()
+MANY_PASSES = 2
+"""A run that reads its text more often than this says so: it may learn the text by heart."""
 
 
 def batches(
@@ -47,12 +49,27 @@ def batches(
 
 def check_one_pass(corpus: Corpus, data: DataConfig, batch: BatchConfig, steps: int) -> None:
     """Refuse a run that would read a token twice (`data.one_pass`)."""
-    limit = make_order(training_source(corpus, data), data, batch, seed=0).steps_per_pass
+    limit = _steps_per_pass(corpus, data, batch)
     if steps > limit:
         raise ConfigError(
             f"--steps {steps:,} would read data twice, which --data.one-pass forbids: one pass gives {limit:,} steps "
             f"of {batch.tokens:,} tokens; use at most that many, more data, or --data.no-one-pass"
         )
+
+
+def told_of_passes(corpus: Corpus, data: DataConfig, batch: BatchConfig, steps: int) -> str | None:
+    """What to say of a run that reads its text more than twice; None of others, and of the built-in text, which is
+    small by choice."""
+    if data.dir == BUILTIN or steps * batch.tokens <= corpus.total_tokens:
+        return None  # aligned documents would cost a scan of all shards, which is little where the text is read twice
+    one_pass = _steps_per_pass(corpus, data, batch)
+    if steps <= MANY_PASSES * one_pass:
+        return None
+    return f"the training text is read {steps / one_pass:,.1f} times; --steps {one_pass} is one pass"
+
+
+def _steps_per_pass(corpus: Corpus, data: DataConfig, batch: BatchConfig) -> int:
+    return make_order(training_source(corpus, data), data, batch, seed=0).steps_per_pass
 
 
 def windows_at(corpus: Corpus, data: DataConfig, batch: BatchConfig, step: int, *, seed: int) -> np.ndarray:

@@ -99,8 +99,8 @@ class PrepareConfig:
     """Text to shards. Running the same command again continues where it was stopped."""
 
     inputs: tuple[str, ...]
-    """Files (.txt, .jsonl, .jsonl.gz, .parquet), folders of them, - for standard input, or hf:NAME:CONFIG:SPLIT for a
-    dataset of the Hugging Face hub, as a stream (needs the package datasets)."""
+    """Files (.txt, .md, .jsonl, .jsonl.gz, .parquet), folders of them, - for standard input, or hf:NAME:CONFIG:SPLIT
+    for a dataset of the Hugging Face hub, as a stream (needs the package datasets)."""
     out: str
     """Folder for the shards, the tokenizer and dataset.json."""
     name: str = "data"
@@ -112,7 +112,8 @@ class PrepareConfig:
     shard_tokens: int = 100_000_000
     """Tokens of a shard. Documents may straddle shards; the last one is shorter."""
     val_share: float = 0.005
-    """Share of the documents that goes to validation, chosen by a hash of their text. A single .txt is cut in two."""
+    """Share of the documents that goes to validation, chosen by a hash of their text; of few documents more than that,
+    so that there is validation at all. A single .txt or .md is cut in two."""
     stdin_format: Literal["text", "jsonl"] = "text"
     """Standard input is one document, or one JSON object a line."""
     skip_bad: bool = False

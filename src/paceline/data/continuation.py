@@ -8,6 +8,7 @@ input before the stopping place is still the same is found out while reading it 
 import contextlib
 import dataclasses
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from paceline.core.files import blake2b_of
 from paceline.core.schema import changes
 from paceline.data.config import PrepareConfig
 from paceline.data.manifest import FILE_NAME, DatasetManifest, Options, TokenizerEntry, read_dataset, write_dataset
-from paceline.data.sources import Reader, Source
+from paceline.data.sources import Piece, Reader, Source, split_number
 from paceline.data.tokenizer import FILE_NAME as TOKENIZER_FILE
 from paceline.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
@@ -28,6 +29,8 @@ except ImportError:  # not on Windows, where a second writer goes unnoticed
 
 TRAINING_BYTES = 64 << 20
 """Text that a tokenizer is trained on, from the start of the training side; more changes few merges."""
+LEAST_VAL_BYTES = 4096
+"""Text that makes a few sequences of 256 tokens, for validation that the hashes left without a document."""
 
 
 def begin(folder: Path, config: PrepareConfig, sources: list[Source]) -> DatasetManifest:
@@ -44,9 +47,12 @@ def begin(folder: Path, config: PrepareConfig, sources: list[Source]) -> Dataset
             f"{strangers[0]}: there already, and no {FILE_NAME} accounts for it; use another --out or --name, or "
             f"--overwrite to delete it"
         )
-    tokenizer, training_text = _make_tokenizer(config, sources)
+    raised = _raised_share(config, sources)
+    tokenizer, training_text = _make_tokenizer(config, sources, config.val_share if raised is None else raised)
     tokenizer.save(folder)
-    manifest = DatasetManifest(options=_options(config), tokenizer=_entry(tokenizer, training_text))
+    manifest = DatasetManifest(
+        options=_options(config), tokenizer=_entry(tokenizer, training_text), raised_val_share=raised
+    )
     write_dataset(folder, manifest)
     return manifest
 
@@ -67,23 +73,57 @@ def _check_continuation(folder: Path, found: DatasetManifest, config: PrepareCon
         raise DataError(
             f"{folder}: its tokenizer is not the one its shards were made with; begin again with --overwrite"
         )
-    if (expected := found.tokenizer.training_text) and _hash_of(_training_text(config, sources)) != expected:
+    if not found.complete and _raised_share(config, sources) != found.raised_val_share:
+        raise DataError(
+            f"{folder / FILE_NAME}: the input has changed, other documents would go to validation; give the old input, "
+            f"another --out, or begin again with --overwrite"
+        )
+    expected = found.tokenizer.training_text
+    if expected and _hash_of(_training_text(config, sources, found.val_share)) != expected:
         raise DataError(
             f"{folder / FILE_NAME}: the text that its tokenizer was trained on has changed; give the old input, "
             f"another --out, or begin again with --overwrite"
         )
 
 
-def _make_tokenizer(config: PrepareConfig, sources: list[Source]) -> tuple[Tokenizer, str | None]:
+def _raised_share(config: PrepareConfig, sources: list[Source]) -> float | None:
+    """The share that gives validation some of few documents; None where `val_share` gives it one, where none was asked
+    for, and where the input cannot be looked at beforehand. Reads ahead as far as the first document of validation."""
+    if config.val_share == 0 or any(source.only_once or source.side for source in sources):
+        return None
+    return share_for_validation(Reader(config.field, skip_bad=config.skip_bad).pieces(sources, config.val_share))
+
+
+def share_for_validation(pieces: Iterable[Piece]) -> float | None:
+    """None if a piece is of validation. Else the share that takes the documents of the lowest numbers, as many as have
+    4 KiB of text but at most half of those with any: still by the hash alone, so that equal texts stay together and
+    the order of files means nothing. None for a single text."""
+    sizes: dict[int, int] = {}
+    number = 0
+    for piece in pieces:
+        if piece.side == "val":
+            return None
+        number = split_number(piece.text) if piece.opens else number
+        sizes[number] = sizes.get(number, 0) + len(piece.text)
+    chosen, size = None, 0
+    numbers = sorted(number for number in sizes if sizes[number])
+    for chosen in numbers[: len(numbers) // 2]:
+        size += sizes[chosen]
+        if size >= LEAST_VAL_BYTES:
+            break
+    return None if chosen is None else math.nextafter(chosen / 2**64, 1.0)  # above it, however it was rounded
+
+
+def _make_tokenizer(config: PrepareConfig, sources: list[Source], val_share: float) -> tuple[Tokenizer, str | None]:
     """The tokenizer, and the hash of the text it was trained on, if it was."""
     if not config.tokenizer.startswith("bpe-"):
         named = config.tokenizer in ("gpt2", "bytes")
         return load_tokenizer(None if named else config.tokenizer, config.tokenizer), None
-    texts = _training_text(config, sources)
+    texts = _training_text(config, sources, val_share)
     return train_tokenizer(config.tokenizer, (text.decode() for text in texts)), _hash_of(texts)
 
 
-def _training_text(config: PrepareConfig, sources: list[Source]) -> list[bytes]:
+def _training_text(config: PrepareConfig, sources: list[Source], val_share: float) -> list[bytes]:
     if any(source.only_once for source in sources):
         raise ConfigError(
             f"--tokenizer {config.tokenizer} is trained on the text first, but standard input can be read only once; "
@@ -91,7 +131,7 @@ def _training_text(config: PrepareConfig, sources: list[Source]) -> list[bytes]:
         )
     texts: list[bytes] = []
     size = 0
-    for piece in Reader(config.field, skip_bad=config.skip_bad).pieces(sources, config.val_share):
+    for piece in Reader(config.field, skip_bad=config.skip_bad).pieces(sources, val_share):
         if size >= TRAINING_BYTES:
             break
         if piece.side == "train":

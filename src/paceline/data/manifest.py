@@ -79,6 +79,8 @@ class DatasetManifest:
     complete: bool = False
     options: Options
     tokenizer: TokenizerEntry
+    raised_val_share: float | None = None
+    """Share that the documents are split by where `options.val_share` would leave none to validation."""
     shards: tuple[ShardEntry, ...] = ()
     progress: Progress = Progress()
     sources: tuple[SourceEntry, ...] = ()
@@ -86,6 +88,11 @@ class DatasetManifest:
     """Bytes of text, without the end-of-text tokens; this and `skipped` are known when complete."""
     skipped: int = 0
     """Bad records left out."""
+
+    @property
+    def val_share(self) -> float:
+        """What the documents are split by."""
+        return self.options.val_share if self.raised_val_share is None else self.raised_val_share
 
     @property
     def tokens(self) -> int:

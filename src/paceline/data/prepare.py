@@ -1,7 +1,7 @@
 """Text to shards, in several processes, restartable at any moment.
 
-The input is read once, in order, as chunks of about 1 MiB; processes encode chunks, this one joins the results in
-order, so neither the number of processes nor a restart changes a byte. Every document is opened by end-of-text and
+The input is read in order, as chunks of about 1 MiB; processes encode chunks, this one joins the results in order, so
+neither the number of processes nor a restart changes a byte. Every document is opened by end-of-text and
 shards are cut at exactly `shard_tokens`, through documents, as llm.c's are. A shard appears under its name only when
 whole, then `dataset.json` notes it together with the place in the input that follows it. After a kill the input is
 read again but only what no finished shard holds is encoded; a hash over what was consumed tells whether it is still
@@ -67,7 +67,7 @@ def prepare(config: PrepareConfig, on_progress: Callable[[Status], None] = lambd
         manifest = begin(folder, config, sources)
         reader = Reader(config.field, skip_bad=config.skip_bad)
         run = _Run(folder, manifest, sources, reader, on_progress)
-        run.consume(read_chunks(reader.pieces(sources, config.val_share)), _workers(config, sources))
+        run.consume(read_chunks(reader.pieces(sources, manifest.val_share)), _workers(config, sources))
         return run.finish()
 
 

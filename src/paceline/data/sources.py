@@ -1,8 +1,8 @@
 """Input files to documents, and documents to pieces of bounded size.
 
-A .txt file is one document, a line of .jsonl and a row of .parquet or of the hub's datasets is one; text is taken byte
-for byte. Everything is read as a stream, so a document may be larger than memory. A long document is cut only where
-every tokenizer here starts a new word whatever surrounds it, so that pieces can be encoded apart and joined.
+A .txt or .md file is one document, a line of .jsonl and a row of .parquet or of the hub's datasets is one; text is
+taken byte for byte. Everything is read as a stream, so a document may be larger than memory. A long document is cut
+only where every tokenizer here starts a new word whatever surrounds it, so that pieces can be encoded apart and joined.
 """
 
 import codecs
@@ -22,7 +22,7 @@ from paceline.core.errors import DataError
 from paceline.data.streams import is_stream, parse_stream, rows
 
 STANDARD_INPUT = "-"
-KINDS = {".txt": "txt", ".jsonl": "jsonl", ".jsonl.gz": "jsonl.gz", ".parquet": "parquet"}
+KINDS = {".txt": "txt", ".md": "txt", ".jsonl": "jsonl", ".jsonl.gz": "jsonl.gz", ".parquet": "parquet"}
 BLOCK_BYTES = 1 << 20
 PIECE_CHARS = 1 << 20
 SAFE_CUT = re.compile(r"\S(?= \S)|\S\n(?=\S)")
@@ -103,7 +103,7 @@ def _kind_of(path: Path) -> str | None:
 
 
 def cut_lone_text(sources: list[Source], val_share: float) -> list[Source]:
-    """If a single .txt file is all there is, its last lines become the validation document, else nothing would."""
+    """If a single .txt or .md is all there is, its last lines become the validation document, else nothing would."""
     if len(sources) != 1 or sources[0].kind != "txt" or sources[0].path is None or val_share == 0:
         return sources
     whole = sources[0]
@@ -278,8 +278,12 @@ def cut_text(blocks: Iterable[str], piece_chars: int = PIECE_CHARS) -> Iterator[
 
 def choose_side(text: bytes, val_share: float) -> Side:
     """Equal texts go to one side, on every machine and in every order of files."""
-    number = int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"split").digest(), "big")
-    return "val" if number < val_share * 2**64 else "train"
+    return "val" if split_number(text) < val_share * 2**64 else "train"
+
+
+def split_number(text: bytes) -> int:
+    """The text's hash, below 2^64; those of the lowest numbers go to validation."""
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"split").digest(), "big")
 
 
 def _open(source: Source) -> IO[bytes]:

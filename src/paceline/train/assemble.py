@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.probe import Choice, choose_device, choose_products, compiler
 from paceline.core.units import BLOCK_TOKENS
-from paceline.data.batches import check_one_pass
+from paceline.data.batches import check_one_pass, told_of_passes
 from paceline.data.dataset import Dataset, open_dataset
 from paceline.data.tokenizer import Tokenizer
 from paceline.kernels.embedding import look_up_sorted
@@ -122,6 +122,8 @@ def assemble(config: RunConfig, machine: Machine, ranks: Ranks = ALONE) -> Parts
     data = open_dataset(config.data, config.model.vocab_size)  # first: a mistake here should not wait for the model
     if config.data.one_pass:
         check_one_pass(data.train, config.data, config.batch, config.steps)
+    if told := told_of_passes(data.train, config.data, config.batch, config.steps):
+        machine = replace(machine, notes=(*machine.notes, told), lacks=(*machine.lacks, told))
     tokenizer, machine = _tokenizer(data, machine)
     set_global_switches(config)  # before the first allocation, which fixes the allocator's settings
     place = place_of(ranks.rank, ranks.world, config.parallel.split_sequence)

@@ -166,7 +166,7 @@ def _begin(launch: _Launch) -> Finished:
 
 
 def _say(parts: Parts, launch: _Launch) -> None:
-    """What this machine lacks and, where there is a console, how a step is cut because of its memory."""
+    """What a person may wish to change and, where there is a console, how a step is cut to fit into memory."""
     cut = launch.on_record is None and parts.fit is not None and parts.fit.key is not None
     for line in (*parts.machine.lacks, *([str(parts.fit)] if cut else [])):
         print(line)
