@@ -212,6 +212,16 @@ def saved_end_of_text(folder: Path) -> int | None:
     return token
 
 
+def saved_identity(folder: Path) -> frozenset[str]:
+    """How a shard's manifest may call the tokenizer that `folder` carries: by its fingerprint, or by name in those that
+    were downloaded. Read without loading it; empty where there is none to compare."""
+    path = folder / FILE_NAME
+    saved = read_json(path) if path.exists() else None
+    if not isinstance(saved, dict) or not isinstance(saved.get("fingerprint"), str):
+        return frozenset()  # a file without one is refused when it is loaded
+    return frozenset({str(saved.get("name")), saved["fingerprint"]})
+
+
 def _load_saved(path: Path) -> Tokenizer:
     try:
         saved = read_json(path)
