@@ -367,6 +367,26 @@ def test_changed_options_are_refused(config: PrepareConfig, change: dict[str, ob
         prepare(replace(config, **change))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("writes", [2, 4, 5])  # all that precedes a shard, a shard, its manifest; the dataset's is next
+def test_options_may_change_until_a_shard_is_finished(config: PrepareConfig, tmp_path: Path, writes: int) -> None:
+    with contextlib.suppress(KilledError), ended_at_rename(writes, after=writes < 5):
+        prepare(config)
+    assert (Path(config.out) / "dataset.json").exists()
+    changed = replace(config, name="u", tokenizer="bpe-280", shard_tokens=20_000, val_share=0.2, skip_bad=True)
+    prepare(changed)
+    fresh = replace(changed, out=str(tmp_path / "fresh"))
+    prepare(fresh)
+    assert files(changed) == files(fresh)
+
+
+def test_the_advice_to_skip_bad_records_can_be_followed(config: PrepareConfig) -> None:
+    config = replace(config, shard_tokens=10**6)  # so that the bad record comes before the first shard
+    (Path(config.inputs[0]) / "c.jsonl").write_text('{"text": "half')
+    with pytest.raises(DataError, match="--skip-bad"):
+        prepare(config)
+    assert prepare(replace(config, skip_bad=True)).skipped == 1
+
+
 def test_another_text_for_the_tokenizer_is_refused(config: PrepareConfig) -> None:
     config = replace(config, tokenizer="bpe-280", shard_tokens=20_000)
     unfinished(config, shards=1)

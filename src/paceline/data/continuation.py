@@ -2,7 +2,8 @@
 
 It continues only if the result is what one uninterrupted run would give: the same options, the finished shards as they
 were written, the tokenizer they were made with and, if that was trained here, the same text to train it on. Whether the
-input before the stopping place is still the same is found out while reading it again (`prepare.py`).
+input before the stopping place is still the same is found out while reading it again (`prepare.py`). As long as no
+shard is finished there is nothing to agree with, and it begins anew with whatever options are given.
 """
 
 import contextlib
@@ -37,8 +38,11 @@ def begin(folder: Path, config: PrepareConfig, sources: list[Source]) -> Dataset
     if config.overwrite:
         _clear(folder, config.name)
     if (found := read_dataset(folder)) is not None:
-        _check_continuation(folder, found, config, sources)
-        return found
+        if found.shards:
+            _check_continuation(folder, found, config, sources)
+            return found
+        for unlisted in _shard_files(folder, found.options.name):  # its run ended before the manifest knew it
+            unlisted.unlink()
     if strangers := sorted(_shard_files(folder, config.name)):
         raise DataError(
             f"{strangers[0]}: there already, and no {FILE_NAME} accounts for it; use another --out or --name, or "
