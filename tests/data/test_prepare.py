@@ -415,6 +415,20 @@ def test_shards_of_somebody_else_are_not_touched(config: PrepareConfig) -> None:
     assert stranger.read_bytes() == b"precious"
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "card.json"])
+def test_the_folder_of_a_run_or_a_model_is_not_touched(config: PrepareConfig, name: str, overwrite: bool) -> None:
+    folder = Path(config.out)
+    folder.mkdir()
+    for file in (name, ".half.tmp"):
+        (folder / file).write_bytes(b"precious")
+    with pytest.raises(DataError, match=rf"{name}: there already.*another --out"):
+        prepare(replace(config, overwrite=overwrite))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == dict.fromkeys(
+        (name, ".half.tmp"), b"precious"
+    )
+
+
 def test_a_damaged_manifest_is_refused_until_overwritten(config: PrepareConfig) -> None:
     prepare(config)
     (Path(config.out) / "dataset.json").write_text("{")
