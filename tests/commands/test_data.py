@@ -22,10 +22,14 @@ from paceline.commands.data import (
     run_stats,
     run_verify,
 )
+from paceline.commands.verify import _verified
 from paceline.core.errors import DataError
+from paceline.data.config import DataConfig
+from paceline.data.dataset import open_dataset
 from paceline.data.prepare import Status
 from paceline.data.shards import manifest_path, open_shard, positions_of, write_shard
 from paceline.data.stats import document_lengths, histogram, stats
+from paceline.data.tokenizer import train_tokenizer
 from paceline.data.verify import verify
 
 TEXTS = [f"document {n} " + "word " * (n % 37) for n in range(500)]
@@ -125,6 +129,29 @@ def test_an_unfinished_folder_does_not_verify(folder: Path) -> None:
     path = folder / "dataset.json"
     path.write_text(path.read_text().replace('"complete": true', '"complete": false'))
     assert [check.file for check in verify(folder).problems] == ["dataset.json"]
+
+
+def test_a_tokenizer_that_did_not_make_the_shards_is_refused(folder: Path) -> None:
+    """Its own file is sound, so only the shards' manifests can tell; bits per byte would be wrong."""
+    train_tokenizer("bpe-280", ["the thing " * 50]).save(folder)
+    for found in (verify(folder), _verified(str(folder))[1]):
+        assert [check.file for check in found.problems] == ["tokenizer.json"]
+        assert "not the tokenizer that data_train_000001.bin was made with" in str(found.problems[0].problem)
+    with pytest.raises(DataError, match=r"tokenizer\.json: not the tokenizer that .*\.bin was made with"):
+        open_dataset(DataConfig(dir=str(folder)), 512)
+    (folder / "tokenizer.json").unlink()
+    assert (
+        open_dataset(DataConfig(dir=str(folder), tokenizer="bytes", end_of_text=256), 512).tokenizer().name == "bytes"
+    )
+
+
+@pytest.mark.parametrize("said", ["", "bpe-280"])  # of older folders, and by name as in downloaded ones
+def test_a_manifest_without_a_fingerprint_fits_the_tokenizer(folder: Path, said: str) -> None:
+    train_tokenizer("bpe-280", ["the thing " * 50]).save(folder)
+    for path in folder.glob("*.bin.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer": said}))
+    assert verify(folder).ok
+    assert open_dataset(DataConfig(dir=str(folder)), 512).tokenizer().name == "bpe-280"
 
 
 def test_shards_without_manifests_have_their_size_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from paceline.core.errors import ConfigError, DataError, PacelineError
 from paceline.core.files import blake2b_of
+from paceline.data import tokenizer
 from paceline.data.builtin import SHARED_WORDS, builtin_corpus, cluster_documents, extract_documents, split_documents
 from paceline.data.config import DataConfig
 from paceline.data.dataset import open_dataset
@@ -122,6 +123,15 @@ def test_the_shards_hold_the_documents(documents: list[str]) -> None:
         assert shard.manifest is not None
         assert len(starts) == shard.manifest.documents == len(texts)
         assert tokenizer.decode_bytes(shard.tokens.tolist()) == "".join(texts).encode()
+
+
+def test_cutting_long_words_does_not_change_a_merge(documents: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The corpus has no word that training would cut, so the rule is not used; used all the same, it does nothing."""
+    texts = split_documents(documents).train
+    assert not any(map(tokenizer.LONG_RUN.search, texts))
+    plain = tokenizer.train_tokenizer("bpe-2048", texts)
+    monkeypatch.setattr(tokenizer, "LONG_RUN", re.compile(""))
+    assert tokenizer.train_tokenizer("bpe-2048", texts).fingerprint == plain.fingerprint
 
 
 def test_the_default_config_opens_it() -> None:

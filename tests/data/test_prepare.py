@@ -448,6 +448,26 @@ def test_changed_options_are_refused(config: PrepareConfig, change: dict[str, ob
         prepare(replace(config, **change))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("writes", [2, 4, 5])  # all that precedes a shard, a shard, its manifest; the dataset's is next
+def test_options_may_change_until_a_shard_is_finished(config: PrepareConfig, tmp_path: Path, writes: int) -> None:
+    with contextlib.suppress(KilledError), ended_at_rename(writes, after=writes < 5):
+        prepare(config)
+    assert (Path(config.out) / "dataset.json").exists()
+    changed = replace(config, name="u", tokenizer="bpe-280", shard_tokens=20_000, val_share=0.2, skip_bad=True)
+    prepare(changed)
+    fresh = replace(changed, out=str(tmp_path / "fresh"))
+    prepare(fresh)
+    assert files(changed) == files(fresh)
+
+
+def test_the_advice_to_skip_bad_records_can_be_followed(config: PrepareConfig) -> None:
+    config = replace(config, shard_tokens=10**6)  # so that the bad record comes before the first shard
+    (Path(config.inputs[0]) / "c.jsonl").write_text('{"text": "half')
+    with pytest.raises(DataError, match="--skip-bad"):
+        prepare(config)
+    assert prepare(replace(config, skip_bad=True)).skipped == 1
+
+
 def test_another_text_for_the_tokenizer_is_refused(config: PrepareConfig) -> None:
     config = replace(config, tokenizer="bpe-280", shard_tokens=20_000)
     unfinished(config, shards=1)
@@ -474,6 +494,20 @@ def test_shards_of_somebody_else_are_not_touched(config: PrepareConfig) -> None:
     with pytest.raises(DataError, match=r"t_train_000001\.bin: there already"):
         prepare(config)
     assert stranger.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "card.json"])
+def test_the_folder_of_a_run_or_a_model_is_not_touched(config: PrepareConfig, name: str, overwrite: bool) -> None:
+    folder = Path(config.out)
+    folder.mkdir()
+    for file in (name, ".half.tmp"):
+        (folder / file).write_bytes(b"precious")
+    with pytest.raises(DataError, match=rf"{name}: there already.*another --out"):
+        prepare(replace(config, overwrite=overwrite))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == dict.fromkeys(
+        (name, ".half.tmp"), b"precious"
+    )
 
 
 def test_a_damaged_manifest_is_refused_until_overwritten(config: PrepareConfig) -> None:

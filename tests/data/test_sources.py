@@ -212,6 +212,28 @@ def test_a_lone_text_is_cut_at_a_line_so_that_there_is_validation(tmp_path: Path
         list(Reader("text").pieces(sources, val_share=0.1))
 
 
+@pytest.mark.parametrize("end", ["", "\n", " \r\n"])
+@pytest.mark.parametrize("text", ["word " * 2000, "日本語" * 1000, "🙂" * 1001, "first line\n" + "ACGT" * 1000])
+def test_a_lone_text_without_a_late_line_break_has_validation_too(tmp_path: Path, text: str, end: str) -> None:
+    path = tmp_path / "x.txt"
+    path.write_bytes((text.rstrip() + end).encode())
+    for share in (0.1, 0.1001, 0.1002, 0.1003):  # a cut at any byte of a character
+        found = list(Reader("text").pieces(cut_lone_text(find_sources([str(path)], "text"), share), share))
+        assert [piece.side for piece in found] == ["train", "val"]
+        assert b"".join(piece.text for piece in found) == path.read_bytes()
+        assert all(piece.text.decode().strip() for piece in found)
+        assert 0.09 < len(found[1].text) / path.stat().st_size < 0.11
+        assert not text.startswith("word") or found[1].text.startswith(b"word ")
+
+
+@pytest.mark.parametrize("text", ["", "a", "a\n", "word\n\n", "é"])
+def test_a_text_too_short_to_cut_stays_whole(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.txt"
+    path.write_bytes(text.encode())
+    sources = cut_lone_text(find_sources([str(path)], "text"), val_share=0.005)
+    assert [(source.side, source.bytes) for source in sources] == [("train", len(text.encode()))]
+
+
 @given(text=WORDY, size=st.integers(1, 40))
 def test_pieces_encoded_apart_equal_the_text_encoded_whole(text: str, size: int) -> None:
     cut = list(cut_text([text], size))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from data.samples import SAMPLE_TEXTS
 from paceline.core.errors import ConfigError, DataError, PacelineError
 from paceline.data.tokenizer import (
     FILE_NAME,
+    LONG_RUN,
+    LONGEST_WORD,
     ByteTokenizer,
     TiktokenTokenizer,
     Tokenizer,
@@ -100,6 +103,20 @@ def test_training_is_deterministic_and_follows_the_text() -> None:
     other = train_tokenizer("bpe-280", TRAINING_TEXTS[:1])
     assert again.fingerprint == TOKENIZERS["bpe-280"].fingerprint
     assert other.fingerprint != again.fingerprint
+
+
+def test_a_text_without_spaces_is_trained_on_in_parts() -> None:
+    """As one word it would take time by the square of its length."""
+    text = "".join(random.Random(0).choices("ACGT", k=30_000))
+    parts = [text[start : start + LONGEST_WORD] for start in range(0, len(text), LONGEST_WORD)]
+    found = train_tokenizer("bpe-512", [text])
+    assert found.fingerprint == train_tokenizer("bpe-512", parts).fingerprint
+    assert found.decode(found.encode(text)) == text
+
+
+@pytest.mark.parametrize("word", ["A" * 1001, " " + "🙂" * 250, "日" * 334, "7" * 1001, "-" * 1001, "\n" * 1001])
+def test_every_word_that_is_too_long_is_noticed(word: str) -> None:
+    assert LONG_RUN.search(f"some {word} more")
 
 
 def test_fingerprints_differ_between_tokenizers() -> None:

@@ -2,7 +2,8 @@
 
 It continues only if the result is what one uninterrupted run would give: the same options, the finished shards as they
 were written, the tokenizer they were made with and, if that was trained here, the same text to train it on. Whether the
-input before the stopping place is still the same is found out while reading it again (`prepare.py`).
+input before the stopping place is still the same is found out while reading it again (`prepare.py`). As long as no
+shard is finished there is nothing to agree with, and it begins anew with whatever options are given.
 """
 
 import contextlib
@@ -27,6 +28,8 @@ try:
 except ImportError:  # not on Windows, where a second writer goes unnoticed
     fcntl = None  # type: ignore[assignment]
 
+FOREIGN = (TOKENIZER_FILE, "config.json", "card.json")
+"""What the folder of a run or of an exported model holds."""
 TRAINING_BYTES = 64 << 20
 """Text that a tokenizer is trained on, from the start of the training side; more changes few merges."""
 LEAST_VAL_BYTES = 4096
@@ -35,13 +38,17 @@ LEAST_VAL_BYTES = 4096
 
 def begin(folder: Path, config: PrepareConfig, sources: list[Source]) -> DatasetManifest:
     """The manifest to continue from, or a new one, with the tokenizer in its place."""
+    _refuse_foreign(folder)
     for leftover in folder.glob(".*.tmp"):  # of a run that was killed
         leftover.unlink()
     if config.overwrite:
         _clear(folder, config.name)
     if (found := read_dataset(folder)) is not None:
-        _check_continuation(folder, found, config, sources)
-        return found
+        if found.shards:
+            _check_continuation(folder, found, config, sources)
+            return found
+        for unlisted in _shard_files(folder, found.options.name):  # its run ended before the manifest knew it
+            unlisted.unlink()
     if strangers := sorted(_shard_files(folder, config.name)):
         raise DataError(
             f"{strangers[0]}: there already, and no {FILE_NAME} accounts for it; use another --out or --name, or "
@@ -49,12 +56,23 @@ def begin(folder: Path, config: PrepareConfig, sources: list[Source]) -> Dataset
         )
     raised = _raised_share(config, sources)
     tokenizer, training_text = _make_tokenizer(config, sources, config.val_share if raised is None else raised)
-    tokenizer.save(folder)
     manifest = DatasetManifest(
         options=_options(config), tokenizer=_entry(tokenizer, training_text), raised_val_share=raised
     )
-    write_dataset(folder, manifest)
+    write_dataset(folder, manifest)  # first: a tokenizer without it would look like another's
+    tokenizer.save(folder)
     return manifest
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Refuse a folder that holds a run or an exported model, which would lose its tokenizer to the data's."""
+    if (folder / FILE_NAME).exists():
+        return
+    if stranger := next((path for name in FOREIGN if (path := folder / name).exists()), None):
+        raise DataError(
+            f"{stranger}: there already, and no {FILE_NAME} accounts for it; the folder is not one of prepared data, "
+            f"use another --out"
+        )
 
 
 def _check_continuation(folder: Path, found: DatasetManifest, config: PrepareConfig, sources: list[Source]) -> None:
@@ -168,12 +186,13 @@ def _shard_files(folder: Path, name: str) -> list[Path]:
 
 
 def _clear(folder: Path, name: str) -> None:
-    """Delete what a run of ours wrote. The manifest goes first, so that it never lists what is gone."""
+    """Delete what a run of ours wrote. The manifest goes before the shards, so that it never lists what is gone, and
+    after the tokenizer, which alone would look like another's."""
     names = {name}
     with contextlib.suppress(DataError):  # a damaged manifest is what --overwrite may be for
         names |= {found.options.name} if (found := read_dataset(folder)) else set()
-    (folder / FILE_NAME).unlink(missing_ok=True)
-    for path in (*(path for each in names for path in _shard_files(folder, each)), folder / TOKENIZER_FILE):
+    shards = [path for each in names for path in _shard_files(folder, each)]
+    for path in (folder / TOKENIZER_FILE, folder / FILE_NAME, *shards):
         path.unlink(missing_ok=True)
 
 

@@ -1,5 +1,6 @@
 """From the config to open data: the folder, its shards, its tokenizer."""
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,7 +8,8 @@ from paceline.core.errors import ConfigError, DataError
 from paceline.data.builtin import builtin_corpus
 from paceline.data.config import BUILTIN, DataConfig
 from paceline.data.corpus import Corpus, open_corpus
-from paceline.data.tokenizer import Tokenizer, load_tokenizer, saved_end_of_text
+from paceline.data.shards import Shard, made_with_another
+from paceline.data.tokenizer import FILE_NAME, Tokenizer, load_tokenizer, saved_end_of_text, saved_identity
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +21,10 @@ class Dataset:
 
     def tokenizer(self) -> Tokenizer:
         """Loaded on demand: training needs the ids only, and GPT-2's vocabulary may have to be downloaded."""
-        return load_tokenizer(self.folder, self.config.tokenizer)
+        tokenizer = load_tokenizer(self.folder, self.config.tokenizer)
+        identity = (tokenizer.name, tokenizer.fingerprint)
+        _check_made_with(identity, f"tokenizer {tokenizer.name}", (*self.train.shards, *self.val.shards))
+        return tokenizer
 
 
 def open_dataset(data: DataConfig, vocab_size: int) -> Dataset:
@@ -36,8 +41,17 @@ def open_dataset(data: DataConfig, vocab_size: int) -> Dataset:
 def _open_folder(folder: Path, data: DataConfig, vocab_size: int) -> Dataset:
     train = open_corpus(folder, data.train, vocab_size)
     val = open_corpus(folder, data.val, vocab_size)
+    _check_made_with(saved_identity(folder), str(folder / FILE_NAME), (*train.shards, *val.shards))
     _check_end_of_text(folder, data)
     return Dataset(folder=folder, train=train, val=val, config=data)
+
+
+def _check_made_with(identity: Collection[str], called: str, shards: Iterable[Shard]) -> None:
+    """Another tokenizer's byte lengths would give wrong bits per byte, or none for ids past its end."""
+    if other := made_with_another(shards, identity):
+        raise DataError(
+            f"{called}: not the tokenizer that {other.path} was made with; put that one back or prepare the data again"
+        )
 
 
 def _check_end_of_text(folder: Path, data: DataConfig) -> None:

@@ -7,6 +7,7 @@ never the tokens: comparing the hash (0.5 GB/s a core) is the business of `verif
 """
 
 import hashlib
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,6 +154,14 @@ def check_vocabulary(shard: Shard, vocab_size: int) -> None:
                 f"{shard.path}: token {place:,} has id {int(shard.tokens[place])}, not below the vocabulary of "
                 f"{vocab_size:,}; use the vocabulary the shard was made with or prepare the data again"
             )
+
+
+def made_with_another(shards: Iterable[Shard], identity: Collection[str]) -> Shard | None:
+    """The first shard whose manifest calls its tokenizer none of `identity`. Where either says nothing, they fit."""
+    for shard in shards if identity else ():
+        if shard.manifest and shard.manifest.tokenizer and shard.manifest.tokenizer not in identity:
+            return shard
+    return None
 
 
 def max_token(shard: Shard) -> int:

@@ -103,19 +103,30 @@ def _kind_of(path: Path) -> str | None:
 
 
 def cut_lone_text(sources: list[Source], val_share: float) -> list[Source]:
-    """If a single .txt or .md is all there is, its last lines become the validation document, else nothing would."""
+    """If a single .txt or .md is all there is, its end becomes the validation document, else nothing would. It is cut
+    after a line or, in the last line, where `_cut_in_line` finds a place."""
     if len(sources) != 1 or sources[0].kind != "txt" or sources[0].path is None or val_share == 0:
         return sources
     whole = sources[0]
     with _open(whole) as file:
-        file.seek(int(whole.bytes * (1 - val_share)))
-        file.readline()
+        file.seek(start := int(whole.bytes * (1 - val_share)))
+        line = file.readline()
         cut = file.tell()
+        if cut == whole.bytes and start > 0:
+            cut = start + _cut_in_line(line)
         file.seek(0)
         lines = sum(block.count(b"\n") for block in _blocks(file, cut))
     train = replace(whole, bytes=cut, side="train")
     val = replace(whole, bytes=whole.bytes - cut, start=cut, first_line=lines + 1, side="val")
     return [train, val] if cut < whole.bytes else [train]
+
+
+def _cut_in_line(line: bytes) -> int:
+    """A place in the line to cut it: after a space, else before a character; its length where only blanks would follow.
+    The line may begin inside a character."""
+    text = line.rstrip()
+    characters = (place for place, byte in enumerate(text) if byte & 0xC0 != 0x80)  # not a later byte of one
+    return text.find(b" ") + 1 or next(characters, len(line))
 
 
 def _blocks(file: IO[bytes], length: int) -> Iterator[bytes]:

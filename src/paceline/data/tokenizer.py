@@ -9,6 +9,7 @@ back as they were. A trained BPE gives end-of-text id 0, then the 256 bytes, the
 import hashlib
 import json
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -24,6 +25,11 @@ from paceline.data.shards import MAX_VOCAB_SIZE, TOKEN_DTYPE
 
 FILE_NAME = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
+LONGEST_WORD = 1000
+"""Bytes of a word as training sees it. The library's time grows with a word's square, and text without spaces (DNA,
+base64) is one word. Encoding knows no such limit."""
+LONG_RUN = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD // 4}}}|(?<!\s)\s{{{LONGEST_WORD // 4}}}")
+"""What every word beyond that holds: a character has up to 4 bytes."""
 
 
 class Tokenizer(ABC):
@@ -148,8 +154,9 @@ def train_tokenizer(name: str, texts: Iterable[str]) -> TrainedTokenizer:
     """Train `bpe-N` on `texts`. A text too small for N merges gives a smaller vocabulary."""
     import tokenizers
 
+    texts = list(texts)
     library = tokenizers.Tokenizer(tokenizers.models.BPE())
-    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.pre_tokenizer = _training_words(cut=any(map(LONG_RUN.search, texts)))
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=trained_size(name),
         special_tokens=[END_OF_TEXT],
@@ -159,6 +166,16 @@ def train_tokenizer(name: str, texts: Iterable[str]) -> TrainedTokenizer:
     library.train_from_iterator(texts, trainer)
     model = json.loads(library.to_str())["model"]
     return TrainedTokenizer(name, sorted(model["vocab"], key=model["vocab"].__getitem__), model["merges"])
+
+
+def _training_words(*, cut: bool) -> Any:
+    """GPT-2's rule for cutting text into words and, with `cut`, long words into parts. Only where there are any: the
+    second rule slows training down and does nothing to ordinary text."""
+    from tokenizers import Regex, pre_tokenizers
+
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    parts = pre_tokenizers.Split(Regex(f".{{1,{LONGEST_WORD}}}"), behavior="isolated")
+    return pre_tokenizers.Sequence([words, parts]) if cut else words
 
 
 def trained_size(name: str) -> int:
@@ -210,6 +227,16 @@ def saved_end_of_text(folder: Path) -> int | None:
     if not isinstance(token, int):
         raise DataError(f"{path}: not a saved tokenizer (no end_of_text); prepare the data again")
     return token
+
+
+def saved_identity(folder: Path) -> frozenset[str]:
+    """How a shard's manifest may call the tokenizer that `folder` carries: by its fingerprint, or by name in those that
+    were downloaded. Read without loading it; empty where there is none to compare."""
+    path = folder / FILE_NAME
+    saved = read_json(path) if path.exists() else None
+    if not isinstance(saved, dict) or not isinstance(saved.get("fingerprint"), str):
+        return frozenset()  # a file without one is refused when it is loaded
+    return frozenset({str(saved.get("name")), saved["fingerprint"]})
 
 
 def _load_saved(path: Path) -> Tokenizer:

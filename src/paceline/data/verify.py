@@ -13,9 +13,9 @@ from paceline.core.errors import DataError, PacelineError
 from paceline.core.files import blake2b_of
 from paceline.core.schema import read_json
 from paceline.data.manifest import FILE_NAME, DatasetManifest, read_dataset
-from paceline.data.shards import max_token, open_shard
+from paceline.data.shards import Shard, made_with_another, max_token, open_shard
 from paceline.data.tokenizer import FILE_NAME as TOKENIZER_FILE
-from paceline.data.tokenizer import load_tokenizer
+from paceline.data.tokenizer import load_tokenizer, saved_identity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,9 @@ def verify(path: Path) -> Verification:
         raise DataError(f"{path}: no shards there; name a .bin file or the folder that holds them")
     with ThreadPoolExecutor() as pool:
         files = list(pool.map(check_shard, shards))
-    return Verification(files=(*files, *_check_tokenizer(path), *_check_dataset(path, {c.file: c for c in files})))
+    sound = [open_shard(path / check.file) for check in files if not check.problem]
+    found = {check.file: check for check in files}
+    return Verification(files=(*files, *_check_tokenizer(path, sound), *_check_dataset(path, found)))
 
 
 def check_shard(path: Path) -> FileCheck:
@@ -68,18 +70,20 @@ def check_shard(path: Path) -> FileCheck:
     return FileCheck(file=path.name, tokens=len(shard), hashed=True, problem=problem)
 
 
-def _check_tokenizer(folder: Path) -> Iterator[FileCheck]:
+def _check_tokenizer(folder: Path, shards: list[Shard]) -> Iterator[FileCheck]:
     path = folder / TOKENIZER_FILE
     if not path.exists():
         return
+    problem = None
     try:
-        if read_json(path).get("name") == "gpt2":  # its vocabulary is not in the file and may need a download
-            yield FileCheck(file=path.name)
-        else:
+        loadable = read_json(path).get("name") != "gpt2"  # whose vocabulary is not in the file and may need a download
+        if loadable:
             load_tokenizer(folder, "")
-            yield FileCheck(file=path.name, hashed=True)
+        if other := made_with_another(shards, saved_identity(folder)):
+            problem = f"not the tokenizer that {other.path.name} was made with; put that one back or prepare again"
     except (PacelineError, AttributeError) as error:
-        yield FileCheck(file=path.name, problem=str(error).removeprefix(f"{path}: "))
+        loadable, problem = False, str(error).removeprefix(f"{path}: ")
+    yield FileCheck(file=path.name, hashed=loadable, problem=problem)
 
 
 def _check_dataset(folder: Path, found: dict[str, FileCheck]) -> Iterator[FileCheck]:
