@@ -152,6 +152,42 @@ def test_a_rewind_needs_a_run_and_a_checkpoint(cut: RunFolder, capsys: pytest.Ca
     assert read_card(cut.path).finished
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("r99-nonsense",), "r99-nonsense: --resume "),
+        (("r18-softcap",), "is a run of demo; leave it out"),
+        (("--scale", "1/4"), "--scale 1/4: --resume goes on in"),
+        (("--scale=1",), "--scale 1: --resume goes on in"),
+        (("--out", "elsewhere"), "--out elsewhere: --resume goes on in"),
+    ],
+)
+def test_what_a_resumed_run_cannot_be_is_refused(
+    words: tuple[str, ...], said: str, cut: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *words, "--resume", str(cut.path)]) == 2
+    found = capsys.readouterr().err
+    assert said in found
+    assert found.count("\n") == 1
+
+
+def test_a_resumed_run_may_be_called_by_its_preset(cut: RunFolder) -> None:
+    assert main(["train", "demo", "--resume", str(cut.path), "--no-finish", "--train.stop-after", "None"]) == 0
+    assert read_card(cut.path).finished
+
+
+@pytest.mark.parametrize("flag", ["--out", "--resume"])
+def test_an_empty_folder_name_is_refused(
+    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "demo", flag, ""]) == 2
+    said = capsys.readouterr().err
+    assert "'': names no" in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may mount a small disk")
 def test_a_disk_that_really_fills_up(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

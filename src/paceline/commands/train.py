@@ -89,11 +89,22 @@ def parse_arguments(argv: Sequence[str], base: RunConfig) -> TrainArgs:
     """The flags on top of `base`, which `base_config` made of the same words."""
     defaults = TrainArgs(preset=base.preset, config=base)
     arguments = parse(TrainArgs, argv, verb="train", description=HELP, default=defaults)
-    if arguments.rewind is not None and arguments.resume is None:
+    if arguments.resume is not None:
+        _check_only_resumed(argv, arguments, base)
+    elif arguments.rewind is not None:
         raise ConfigError(f"--rewind {arguments.rewind} needs a run to go back in; name it with --resume")
-    if arguments.resume is None and arguments.preset != base.preset:
+    elif arguments.preset != base.preset:
         raise ConfigError(f"the preset {arguments.preset} goes first: paceline train {arguments.preset} --flags")
     return arguments
+
+
+def _check_only_resumed(argv: Sequence[str], arguments: TrainArgs, run: RunConfig) -> None:
+    """A run goes on as what it is, where it is."""
+    if arguments.preset != run.preset:
+        raise ConfigError(f"{arguments.preset}: --resume {arguments.resume} is a run of {run.preset}; leave it out")
+    for flag in ("--scale", "--out"):
+        if (value := _value_of(flag, argv)) is not None:
+            raise ConfigError(f"{flag} {value}: --resume goes on in the run's own folder and size; leave it out")
 
 
 def _start(arguments: TrainArgs) -> tuple[RunFolder, "Finished"]:
