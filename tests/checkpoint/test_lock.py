@@ -1,6 +1,7 @@
 """A run has one writer. The lock between real processes: refused while one lives, free however it ended."""
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -61,6 +62,20 @@ def test_no_child_of_a_killed_run_keeps_it_locked(then: str, tmp_path: Path) -> 
             pass
     finally:
         os.killpg(first.pid, signal.SIGKILL)
+
+
+def test_a_file_that_goes_with_its_holder_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder ends between another's opening of the file and its locking."""
+    plain, ended = fcntl.flock, []
+
+    def flock(handle: int, how: int) -> None:
+        if not ended:
+            ended.append((tmp_path / ".lock").unlink())
+        plain(handle, how)
+
+    monkeypatch.setattr(lock.fcntl, "flock", flock)
+    with only_writer(tmp_path), pytest.raises(RunError, match="another process"), only_writer(tmp_path):
+        pytest.fail("it was let in")
 
 
 def test_where_there_are_no_locks_a_run_goes_on_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

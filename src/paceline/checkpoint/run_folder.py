@@ -133,9 +133,9 @@ def _make(path: Path) -> bool:
     """Whether it was not there before: of two processes, one is told so."""
     try:
         path.mkdir(parents=True)
-    except FileExistsError:
-        return False
     except OSError as error:
+        if path.exists():
+            return False
         raise RunError(f"--out {path}: cannot be made ({error.strerror})") from None
     return True
 
