@@ -102,8 +102,11 @@ def in_a_fork(moment: Moment, number: int, words: list[str]) -> int:
 
 def as_a_command(moment: Moment, number: int, words: list[str]) -> int:
     """A command as users type it."""
-    process = started(moment, number, words)
-    process.communicate(timeout=120)
+    with started(moment, number, words) as process:
+        try:
+            process.communicate(timeout=120)
+        finally:
+            process.kill()  # of use after the time-out only
     return process.returncode
 
 
