@@ -11,14 +11,13 @@ raise `PacelineError` with the line that the command would print. torch is impor
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.checkpoint.run_folder import left_only_if_used, new_run_folder, open_run
+from paceline.checkpoint.run_folder import new_run, open_run
 from paceline.core.errors import ConfigError, PacelineError, RunError
 from paceline.core.schema import flatten
 from paceline.core.threads import sleep_sooner
@@ -123,9 +122,7 @@ def pretrain(config: RunConfig, *, out: str | Path | None = None, on_record: OnR
     from paceline.train.run import start_run
 
     began = time.perf_counter()
-    was_there = out is not None and Path(out).exists()
-    folder = new_run_folder(config.preset, None if out is None else str(out))
-    with nullcontext() if was_there else left_only_if_used(folder):
+    with new_run(config.preset, None if out is None else str(out)) as folder:
         start_run(
             config, folder, preset=preset(config.preset), on_record=on_record, age=lambda: time.perf_counter() - began
         )

@@ -248,12 +248,20 @@ def test_after_a_failure_at_any_write_the_old_or_the_new_checkpoint_loads(tmp_pa
 
 def test_a_full_disk_is_one_line_with_what_to_do(tmp_path: Path) -> None:
     run = saved(tmp_path, 1)
+    with failing(Disk(5)), pytest.raises(PacelineError, match="is intact, make room and continue with --resume"):
+        store.save(run, checkpoint(2), keep=2)
+    assert_loads(run, 1)
+
+
+def test_a_failure_that_more_room_would_not_mend_does_not_ask_for_it(tmp_path: Path) -> None:
+    run = saved(tmp_path, 1)
     large = replace(checkpoint(2), model={"a": torch.zeros(1 << 20)})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
         with pytest.raises(
-            PacelineError, match=r"step_000002: could not be saved \(File too large\); .*--resume"
+            PacelineError,
+            match=r"step_000002: could not be saved \(File too large\); .* intact, continue with --resume",
         ) as caught:
             store.save(run, large, keep=2)
     finally:

@@ -61,6 +61,14 @@ def test_every_damaged_file_is_named(run: Path, capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["ok"] is False
 
 
+def test_metrics_that_end_before_a_checkpoint_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = run / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-1].rpartition(b"\n")[0] + b"\n")  # whole lines, one less
+    code, out = verified(run, capsys)
+    assert code == 1
+    assert out.startswith(f"metrics.jsonl: holds {metrics.stat().st_size:,} bytes, but step_000003 was saved after")
+
+
 def test_a_config_of_a_newer_version_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**config, "flux": 1}))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.checkpoint.lock import only_writer
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.cli import main
 from paceline.metrics.card import read_card
@@ -128,3 +129,15 @@ def test_a_restart_never_goes_on_with_a_run_of_another_launch(tmp_path: Path) ->
     assert launcher.returncode != 0
     assert "holds a run already" in said
     assert (run / "card.json").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_ranks_that_come_to_a_run_in_progress_are_refused_once(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = ["train", "demo", "--steps", "3", "--out", str(run), "--no-finish", *flags(tmp_path)]
+    assert main([*command, "--train.stop-after", "1"]) == 0
+    with only_writer(run):
+        launcher = torchrun(2, "paceline.cli", "train", "--resume", run)
+        said, _ = launcher.communicate(timeout=ENDS_S)
+    assert launcher.returncode != 0
+    assert said.count("paceline: ") == said.count("another process trains this run") == 1

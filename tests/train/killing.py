@@ -102,10 +102,19 @@ def in_a_fork(moment: Moment, number: int, words: list[str]) -> int:
 
 def as_a_command(moment: Moment, number: int, words: list[str]) -> int:
     """A command as users type it."""
+    with started(moment, number, words) as process:
+        try:
+            process.communicate(timeout=120)
+        finally:
+            process.kill()  # of use after the time-out only
+    return process.returncode
+
+
+def started(moment: Moment, number: int, words: list[str]) -> "subprocess.Popen[bytes]":
     place = [moment.place, str(moment.call), signal.Signals(number).name]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "train.victim", *place, *words]
-    return subprocess.run(command, env=environment, check=False, capture_output=True, timeout=120).returncode
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def by_torchrun(moment: Moment, number: int, words: list[str]) -> int:

@@ -1,5 +1,6 @@
 """Through the command line: a run killed at any moment and resumed is, bit for bit, the run that was left in peace."""
 
+import os
 import random
 import signal
 import time
@@ -14,7 +15,17 @@ from paceline.checkpoint.run_folder import RunFolder
 from paceline.cli import main
 from paceline.metrics.card import read_card
 from paceline.metrics.records import read_metrics
-from train.killing import STEPS_PER_SHARD, Moment, as_a_command, assert_same, by_torchrun, in_a_fork, left_by, train
+from train.killing import (
+    STEPS_PER_SHARD,
+    Moment,
+    as_a_command,
+    assert_same,
+    by_torchrun,
+    in_a_fork,
+    left_by,
+    started,
+    train,
+)
 from train.soaking import note_result
 from train.victim import PLACES, struck
 
@@ -77,6 +88,28 @@ def test_sigterm_ends_soon_with_a_checkpoint_and_costs_nothing(
     assert RunFolder(run).checkpoints()[-1].name == f"step_{card.steps_done:06d}"
     assert card.steps_done < STEPS
     assert len(read_metrics(run)[0]) == card.steps_done
+    assert main(train(folder, run.name, STEPS)) == 0
+    assert_same(left_by(run), whole)
+
+
+def test_a_run_in_progress_is_left_alone_and_goes_on_once_it_was_killed(
+    folder: Path, whole: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = folder / "busy"
+    begin = train(folder, run.name, STEPS)
+    process = started(Moment("gradient", STEPS_PER_SHARD), signal.SIGSTOP, begin)
+    try:
+        assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+        before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+        for words in (begin, train(folder, run.name, STEPS)):
+            assert main(words) == 2
+            said = capsys.readouterr().err
+            assert "another process trains this run" in said
+            assert said.count("\n") == 1
+        assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    finally:
+        process.kill()
+        process.communicate()
     assert main(train(folder, run.name, STEPS)) == 0
     assert_same(left_by(run), whole)
 

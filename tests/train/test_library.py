@@ -73,6 +73,18 @@ def test_it_trains_on_a_thread_that_hears_no_signals(tmp_path: Path) -> None:
     assert paceline.load(tmp_path / "run").card.finished
 
 
+def test_a_run_in_progress_is_left_alone(tmp_path: Path) -> None:
+    config, out, refused = replace(tiny_config(tmp_path / "data"), steps=2), tmp_path / "run", []
+
+    def intrude(_: object) -> None:
+        with pytest.raises(paceline.PacelineError, match="another process trains this run"):
+            paceline.pretrain(config, out=out)
+        refused.append(True)
+
+    assert paceline.pretrain(config, out=out, on_record=intrude).card.finished
+    assert refused
+
+
 def test_a_folder_that_is_taken_and_a_run_that_is_not_there_are_errors_of_ours(tmp_path: Path) -> None:
     config = replace(tiny_config(tmp_path / "data"), steps=1)
     paceline.pretrain(config, out=tmp_path / "run")

@@ -107,6 +107,33 @@ def test_all_checkpoints_damaged_is_one_line_that_names_them(
     assert all(f"step_00000{step}: state.json: 2 bytes instead of" in said for step in (5, 8))
 
 
+def test_a_checkpoint_whose_metrics_are_lost_is_passed_over(
+    cut: RunFolder, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first_bytes = json.loads((cut.checkpoint(5) / "state.json").read_text())["metrics_bytes"]
+    whole = cut.metrics.read_bytes()
+    cut.metrics.write_bytes(whole[: first_bytes + 10])
+    assert resumed(cut) == 0
+    said = capsys.readouterr().out
+    assert f"passed over step_000008: metrics.jsonl holds {first_bytes + 10:,} bytes" in said
+    assert_same(left_by(cut.path), left_by(folder / "whole"))
+
+
+def test_metrics_that_no_checkpoint_can_do_with_are_to_be_put_back(
+    cut: RunFolder, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = cut.metrics.read_bytes()
+    cut.metrics.unlink()
+    assert resumed(cut) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "holds 0 bytes" in said
+    assert "put the file back" in said
+    cut.metrics.write_bytes(whole)
+    assert resumed(cut) == 0
+    assert_same(left_by(cut.path), left_by(folder / "whole"))
+
+
 def test_latest_is_the_newest_run(cut: RunFolder, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.chdir(cut.path.parent)
     Path("runs").mkdir()
@@ -123,6 +150,42 @@ def test_a_rewind_needs_a_run_and_a_checkpoint(cut: RunFolder, capsys: pytest.Ca
     assert resumed(cut, "--rewind", "7") == 0
     assert "data go on at step 8" in capsys.readouterr().out
     assert read_card(cut.path).finished
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("r99-nonsense",), "r99-nonsense: --resume "),
+        (("r18-softcap",), "is a run of demo; leave it out"),
+        (("--scale", "1/4"), "--scale 1/4: --resume goes on in"),
+        (("--scale=1",), "--scale 1: --resume goes on in"),
+        (("--out", "elsewhere"), "--out elsewhere: --resume goes on in"),
+    ],
+)
+def test_what_a_resumed_run_cannot_be_is_refused(
+    words: tuple[str, ...], said: str, cut: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *words, "--resume", str(cut.path)]) == 2
+    found = capsys.readouterr().err
+    assert said in found
+    assert found.count("\n") == 1
+
+
+def test_a_resumed_run_may_be_called_by_its_preset(cut: RunFolder) -> None:
+    assert main(["train", "demo", "--resume", str(cut.path), "--no-finish", "--train.stop-after", "None"]) == 0
+    assert read_card(cut.path).finished
+
+
+@pytest.mark.parametrize("flag", ["--out", "--resume"])
+def test_an_empty_folder_name_is_refused(
+    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "demo", flag, ""]) == 2
+    said = capsys.readouterr().err
+    assert "'': names no" in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -172,3 +235,15 @@ def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_later(
     assert "--resume" in said
     assert resumed(cut) == 0
     assert_same(left_by(cut.path), left_by(folder / "whole"))
+
+
+def test_a_start_that_wrote_nothing_is_made_again_and_not_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = train(tmp_path, "new", 1)
+    with files_of_at_most(10):  # too small for config.json
+        assert main(words) == 1
+    said = capsys.readouterr().err
+    assert "config.json: cannot be written (File too large); run the same command again\n" in said
+    assert not (tmp_path / "new").exists()
+    assert main(words) == 0

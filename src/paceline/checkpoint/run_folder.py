@@ -4,15 +4,18 @@ runs/<name>/config.json  card.json  metrics.jsonl  tokenizer.json  checkpoints/s
 """
 
 import contextlib
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoint.lock import only_writer
 from paceline.core.errors import RunError
 from paceline.core.files import write_json
 from paceline.core.schema import read_json
+from paceline.data.manifest import FILE_NAME as DATASET_FILE
 
 RUNS = Path("runs")
 """Where runs go unless --out says otherwise."""
@@ -75,6 +78,8 @@ def named_step(folder: Path) -> int | None:
 
 def open_run(where: str | Path) -> RunFolder:
     """The run at a path, or by name under `runs/`, or `latest`."""
+    if not str(where):
+        raise RunError(f"'': names no run; give a run's folder, its name under {RUNS}/, or `latest`")
     if str(where) == "latest":
         return latest_run()
     for path in (Path(where), RUNS / str(where)):
@@ -99,29 +104,50 @@ def latest_run(root: Path = RUNS) -> RunFolder:
     return RunFolder(found[-1].parent)
 
 
-def new_run_folder(name: str, out: str | None, *, launch: str | None = None) -> RunFolder:
-    """A folder that holds no run yet: `out` if given, else `runs/<name>`, numbered if that is taken. A `launch` that is
-    restarted finds the folder that it has begun to fill, by its own name, which is left there."""
-    if out is not None:
-        if (Path(out) / "config.json").exists() and not _is_of(launch, Path(out)):
-            raise RunError(
-                f"--out {out}: holds a run already; choose another folder or continue it with --resume {out}"
-            )
-        return _made(Path(out), launch)
-    candidates = (RUNS / (name if number == 1 else f"{name}-{number}") for number in range(1, 1_000_000))
-    return _made(next(path for path in candidates if not path.exists() or _is_of(launch, path)), launch)
-
-
 @contextlib.contextmanager
-def left_only_if_used(folder: RunFolder) -> Iterator[None]:
-    """A folder in which nothing was written when an error leaves the block goes, too."""
+def new_run(name: str, out: str | None, *, launch: str | None = None) -> Iterator[RunFolder]:
+    """A folder that holds no run yet, and that no other process trains in while the block runs: `out` if given, else
+    `runs/<name>`, numbered if that is taken. A `launch` that is restarted finds the folder that it has begun to fill,
+    by its own name, which is left there. If the block ends in an error before it wrote anything, a new folder goes."""
+    path, made = _chosen(name, out, launch)
+    with _left_only_if_used(path) if made else contextlib.nullcontext(), only_writer(path):
+        _check_free(path, launch)
+        if launch is not None:
+            _sign(path, launch)
+        yield RunFolder(path)
+
+
+def _chosen(name: str, out: str | None, launch: str | None) -> tuple[Path, bool]:
+    """Where a new run goes, and whether the folder was made for it just now."""
+    if out is not None:
+        if not out:
+            raise RunError(f"--out '': names no folder; leave it out for one in {RUNS}/")
+        return Path(out), _make(Path(out))
+    for path in (RUNS / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1)):
+        if (begun := _is_of(launch, path)) or _make(path):
+            return path, not begun
+    raise AssertionError("numbers never end")
+
+
+def _make(path: Path) -> bool:
+    """Whether it was not there before: of two processes, one is told so."""
     try:
-        yield
-    except BaseException:
-        if all(path.name == LAUNCH_FILE for path in folder.path.iterdir()):
-            (folder.path / LAUNCH_FILE).unlink(missing_ok=True)
-            folder.path.rmdir()
-        raise
+        path.mkdir(parents=True)
+    except OSError as error:
+        if path.exists():
+            return False
+        raise RunError(f"--out {path}: cannot be made ({error.strerror})") from None
+    return True
+
+
+def _check_free(path: Path, launch: str | None) -> None:
+    run = RunFolder(path)
+    if not path.is_dir():
+        raise RunError(f"--out {path}: is no folder; choose another")
+    if (run.config.exists() or run.checkpoints()) and not _is_of(launch, path):
+        raise RunError(f"--out {path}: holds a run already; choose another folder or continue it with --resume {path}")
+    if (path / DATASET_FILE).exists() or any(path.glob("*.bin")):
+        raise RunError(f"--out {path}: holds data, whose tokenizer the run would replace; choose another folder")
 
 
 def _is_of(launch: str | None, path: Path) -> bool:
@@ -129,11 +155,20 @@ def _is_of(launch: str | None, path: Path) -> bool:
     return launch is not None and file.is_file() and file.read_text(encoding="utf-8") == launch
 
 
-def _made(path: Path, launch: str | None) -> RunFolder:
+def _sign(path: Path, launch: str) -> None:
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        if launch is not None:
-            (path / LAUNCH_FILE).write_text(launch, encoding="utf-8")
+        (path / LAUNCH_FILE).write_text(launch, encoding="utf-8")
     except OSError as error:
-        raise RunError(f"--out {path}: cannot be made ({error.strerror})") from None
-    return RunFolder(path)
+        raise RunError(f"--out {path}: cannot be written ({error.strerror})") from None
+
+
+@contextlib.contextmanager
+def _left_only_if_used(path: Path) -> Iterator[None]:
+    """A folder in which nothing was written when an error leaves the block goes, too."""
+    try:
+        yield
+    except BaseException:
+        if all(found.name == LAUNCH_FILE for found in path.iterdir()):
+            (path / LAUNCH_FILE).unlink(missing_ok=True)
+            path.rmdir()
+        raise

@@ -20,7 +20,7 @@ from paceline.checkpoint.manifest import damage as damage
 from paceline.checkpoint.manifest import newest_good as newest_good
 from paceline.checkpoint.run_folder import RunFolder, step_of
 from paceline.core.errors import PacelineError, RunError
-from paceline.core.files import blake2b_of, sync_folder, write_json
+from paceline.core.files import blake2b_of, make_room, sync_folder, write_json
 from paceline.core.schema import read_json
 
 GROUPS = ("model", "optimizer", "random", "guard")
@@ -60,8 +60,8 @@ def save(run: RunFolder, checkpoint: Checkpoint, *, keep: int) -> Path:
             shutil.rmtree(temporary)
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise PacelineError(
-            f"{final}: could not be saved ({reason}); the checkpoint before it is intact, make room and continue with "
-            f"--resume {run.path}"
+            f"{final}: could not be saved ({reason}); the checkpoint before it is intact, {make_room(error)}continue "
+            f"with --resume {run.path}"
         ) from error
     _prune(run, keep)
     return final

@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from paceline.checkpoint.lock import only_writer
 from paceline.checkpoint.run_config import read_run_config
-from paceline.checkpoint.run_folder import RunFolder, left_only_if_used, new_run_folder, open_run
+from paceline.checkpoint.run_folder import RunFolder, new_run, open_run
 from paceline.core.command_line import Bare, OptionalPreset, parse
 from paceline.core.errors import ConfigError, PacelineError, RunError, naming_files
 from paceline.core.schema import changes, from_dict
@@ -90,11 +91,22 @@ def parse_arguments(argv: Sequence[str], base: RunConfig) -> TrainArgs:
     """The flags on top of `base`, which `base_config` made of the same words."""
     defaults = TrainArgs(preset=base.preset, config=base)
     arguments = parse(TrainArgs, argv, verb="train", description=HELP, default=defaults)
-    if arguments.rewind is not None and arguments.resume is None:
+    if arguments.resume is not None:
+        _check_only_resumed(argv, arguments, base)
+    elif arguments.rewind is not None:
         raise ConfigError(f"--rewind {arguments.rewind} needs a run to go back in; name it with --resume")
-    if arguments.resume is None and arguments.preset != base.preset:
+    elif arguments.preset != base.preset:
         raise ConfigError(f"the preset {arguments.preset} goes first: paceline train {arguments.preset} --flags")
     return arguments
+
+
+def _check_only_resumed(argv: Sequence[str], arguments: TrainArgs, run: RunConfig) -> None:
+    """A run goes on as what it is, where it is."""
+    if arguments.preset != run.preset:
+        raise ConfigError(f"{arguments.preset}: --resume {arguments.resume} is a run of {run.preset}; leave it out")
+    for flag in ("--scale", "--out"):
+        if (value := _value_of(flag, argv)) is not None:
+            raise ConfigError(f"{flag} {value}: --resume goes on in the run's own folder and size; leave it out")
 
 
 def _start(arguments: TrainArgs) -> tuple[RunFolder, "Finished"]:
@@ -106,9 +118,7 @@ def _start(arguments: TrainArgs) -> tuple[RunFolder, "Finished"]:
     if not ranks.first:
         folder = RunFolder(Path(name))
         return folder, begin(folder)
-    was_there = arguments.out is not None and Path(arguments.out).exists()
-    folder = new_run_folder(name, arguments.out, launch=launch)  # the first alone writes
-    with contextlib.nullcontext() if was_there else left_only_if_used(folder):
+    with new_run(name, arguments.out, launch=launch) as folder:  # the first alone writes
         return folder, begin(folder)
 
 
@@ -116,16 +126,18 @@ def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finish
     from paceline.parallel.ranks import ranks_from_environment
     from paceline.train.run import resume_run
 
-    folder = open_run(arguments.resume or "latest")
+    assert arguments.resume is not None
+    folder = open_run(arguments.resume)
     for change in changes(before, arguments.config):
         if not change.field.startswith(MAY_CHANGE_ON_RESUME):
             raise ConfigError(
                 f"--{change.field} {change.after} differs from the run's {change.before}; start a new run"
             )
-    if arguments.rewind is None and _is_finished(folder):
-        raise ConfigError(f"--resume {folder.path}: this run is finished; start another with `paceline train`")
     config, ranks = arguments.config, ranks_from_environment()
-    return folder, resume_run(config, folder, ranks, preset=preset(config.preset), rewind=arguments.rewind)
+    with only_writer(folder.path) if ranks.first else contextlib.nullcontext():
+        if arguments.rewind is None and _is_finished(folder):
+            raise ConfigError(f"--resume {folder.path}: this run is finished; start another with `paceline train`")
+        return folder, resume_run(config, folder, ranks, preset=preset(config.preset), rewind=arguments.rewind)
 
 
 def _is_finished(folder: RunFolder) -> bool:

@@ -1,6 +1,7 @@
 """Files that are either wholly there or not there at all, and their hashes."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -41,6 +42,12 @@ def sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def make_room(error: BaseException) -> str:
+    """What to do first about a failed write, as a part of a sentence: something, if the disk or the quota is full."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "make room and " if full else ""
 
 
 def write_json(path: Path, value: Any) -> None:

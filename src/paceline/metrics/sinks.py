@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from paceline.core.errors import PacelineError, RunError
+from paceline.core.files import make_room
 from paceline.metrics.records import EvalRecord, StepRecord, to_line
 
 
@@ -41,12 +42,8 @@ class JsonlSink:
         """Keep the first `position` bytes of the file (0: a new run) and write on from there."""
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        held = path.stat().st_size if path.exists() else 0
-        if held < position:
-            raise RunError(
-                f"{path}: holds {held:,} bytes, but the checkpoint was saved after {position:,}, so lines are missing; "
-                f"put the file back or start a new run"
-            )
+        if (missing := missing_lines(path, position)) is not None:
+            raise RunError(f"{path}: {missing}; put the file back or start a new run")
         self._file: IO[bytes] = open(path, "ab")  # noqa: SIM115 - lives as long as the run
         self._file.truncate(position)
 
@@ -71,8 +68,16 @@ class JsonlSink:
             self._file.flush()
         except OSError as error:
             raise PacelineError(
-                f"{self._path}: cannot be written ({error.strerror}); make room, then continue with --resume"
+                f"{self._path}: cannot be written ({error.strerror}); {make_room(error)}continue with --resume"
             ) from error
+
+
+def missing_lines(path: Path, position: int, saved: str = "the checkpoint") -> str | None:
+    """What is wrong with a file of metrics if it has not the bytes after which a checkpoint was `saved`."""
+    held = path.stat().st_size if path.exists() else 0
+    if held >= position:
+        return None
+    return f"holds {held:,} bytes, but {saved} was saved after {position:,}, so lines are missing"
 
 
 OnRecord = Callable[[StepRecord | EvalRecord], bool | None]

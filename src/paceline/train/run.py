@@ -15,6 +15,7 @@ from paceline.checkpoint.random_states import of_rank, set_random_states
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.core.environment import code_digest, code_version, environment
 from paceline.core.errors import PacelineError, RunError
+from paceline.core.files import make_room
 from paceline.core.schema import flatten, from_dict, read_json, to_dict
 from paceline.data.batches import check_one_pass
 from paceline.metrics.card import RunCard, card_diff, read_card, write_card
@@ -23,7 +24,7 @@ from paceline.metrics.flops import mean_flops_per_token, utilisation
 from paceline.metrics.memory import peak_bytes
 from paceline.metrics.meter import Meter, seconds_since_launch
 from paceline.metrics.records import EvalRecord, read_metrics
-from paceline.metrics.sinks import CallbackSink, FanOut, JsonlSink, OnRecord, Sink, fan_out
+from paceline.metrics.sinks import CallbackSink, FanOut, JsonlSink, OnRecord, Sink, fan_out, missing_lines
 from paceline.metrics.trackers import Tracked, check_installed, trackers
 from paceline.parallel.meeting import joined
 from paceline.parallel.ranks import ALONE, Ranks
@@ -34,7 +35,7 @@ from paceline.train.fit import assemble_to_fit, is_out_of_memory, out_of_memory
 from paceline.train.loop import BEGINNING, Outcome, Position, SavedState, Trainer
 from paceline.train.stop import StopRequest, stop_on_signals
 
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Of an error that means that the disk takes no more."""
 
 
@@ -114,18 +115,20 @@ def resume_run(
 
 @contextmanager
 def _launched(config: RunConfig, folder: RunFolder, preset: RunConfig, ranks: Ranks) -> Iterator[_Launch]:
-    """Ranks are joined, signals are heard, and a full disk is told in one line."""
+    """Ranks are joined, signals are heard, and a disk that takes no more is told in one line."""
     check_installed(config.metrics)
     resolved, machine = inspect_machine(config, ranks)
     with joined(ranks, machine.device, agreed_facts(config), config.parallel), stop_on_signals() as stop:
         try:
             yield _Launch(config, resolved, machine, folder, preset, ranks, stop)
         except OSError as error:
-            if error.errno not in FULL_DISK:
+            if error.errno not in DISK_ERRORS:
                 raise
+            begun = folder.config.exists()
+            then = f"continue with --resume {folder.path}" if begun else "run the same command again"
             raise PacelineError(
-                f"{error.filename or folder.path}: cannot be written ({error.strerror}); what was saved is intact: "
-                f"make room, then continue with --resume {folder.path}"
+                f"{error.filename or folder.path}: cannot be written ({error.strerror}); "
+                f"{'what was saved is intact: ' if begun else ''}{make_room(error)}{then}"
             ) from error
 
 
@@ -139,9 +142,23 @@ def _find(folder: RunFolder, rewind: int | None = None) -> _Found | None:
     """None: nothing was saved yet."""
     if rewind is None and not folder.checkpoints():
         return None
-    path, passed_over = store.newest_good(folder, usable=_read_saved, until=rewind)
+    path, passed_over = _newest_with_metrics(folder, rewind)
     data_step = None if rewind is None else _read_saved(store.newest_good(folder, usable=_read_saved)[0]).cursor.step
     return _Found(path, passed_over, data_step)
+
+
+def _newest_with_metrics(folder: RunFolder, until: int | None) -> tuple[Path, list[str]]:
+    """The newest good checkpoint up to which the metrics are there. If every one lacks some, the newest good one, for
+    which `JsonlSink` will say so."""
+
+    def usable(checkpoint: Path) -> None:
+        if (missing := missing_lines(folder.metrics, _read_saved(checkpoint).metrics_bytes)) is not None:
+            raise RunError(f"{folder.metrics.name} {missing}")
+
+    try:
+        return store.newest_good(folder, usable=usable, until=until)
+    except RunError:
+        return store.newest_good(folder, usable=_read_saved, until=until)
 
 
 def _read_saved(checkpoint: Path) -> SavedState:
