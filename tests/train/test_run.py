@@ -233,7 +233,9 @@ def test_a_run_that_reads_its_text_often_says_so_once_and_on_its_card(
 ) -> None:
     config = tiny_config(tmp_path / "data", steps=5)
     path = tmp_path / "data" / "x_train_000001.bin"
-    write_shard(path, open_shard(path).tokens[:2100].copy(), documents=5, tokenizer="none")
+    whole = open_shard(path)
+    assert whole.manifest is not None
+    write_shard(path, whole.tokens[:2100].copy(), documents=5, tokenizer=whole.manifest.tokenizer)
     run(config, tmp_path / "run")
     said = "the training text is read 2.5 times; --steps 2 is one pass\n"
     assert capsys.readouterr().out.count(said) == 1
