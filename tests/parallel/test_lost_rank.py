@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.checkpoint.lock import only_writer
-from paceline.checkpoint.run_folder import RunFolder
+from paceline.checkpoint.run_folder import RunFolder, only_writer
 from paceline.cli import main
 from paceline.metrics.card import read_card
 from paceline.metrics.records import read_metrics

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint.lock import only_writer
+from paceline.core import lock
 from paceline.core.errors import RunError
 from paceline.core.files import write_json
 from paceline.core.schema import read_json
@@ -102,6 +102,12 @@ def latest_run(root: Path = RUNS) -> RunFolder:
     if not found:
         raise RunError(f"{root}: holds no run yet; start one with `paceline train`")
     return RunFolder(found[-1].parent)
+
+
+def only_writer(path: Path) -> contextlib.AbstractContextManager[None]:
+    """Of the run in this folder, from before its first file to its end."""
+    busy = f"{path}: another process trains this run; wait until it has ended, or start one in another folder"
+    return lock.only_writer(path, RunError(busy))
 
 
 @contextlib.contextmanager

@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from paceline.checkpoint.lock import only_writer
 from paceline.checkpoint.run_config import read_run_config
-from paceline.checkpoint.run_folder import RunFolder, new_run, open_run
+from paceline.checkpoint.run_folder import RunFolder, new_run, only_writer, open_run
 from paceline.core.command_line import Bare, OptionalPreset, parse
 from paceline.core.errors import ConfigError, PacelineError, RunError, naming_files
 from paceline.core.schema import changes, from_dict

@@ -10,10 +10,10 @@ import contextlib
 import dataclasses
 import hashlib
 import math
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from paceline.core import lock
 from paceline.core.errors import ConfigError, DataError
 from paceline.core.files import blake2b_of
 from paceline.core.schema import changes
@@ -22,11 +22,6 @@ from paceline.data.manifest import FILE_NAME, DatasetManifest, Options, Tokenize
 from paceline.data.sources import Piece, Reader, Source, split_number
 from paceline.data.tokenizer import FILE_NAME as TOKENIZER_FILE
 from paceline.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
-
-try:
-    import fcntl
-except ImportError:  # not on Windows, where a second writer goes unnoticed
-    fcntl = None  # type: ignore[assignment]
 
 FOREIGN = (TOKENIZER_FILE, "config.json", "card.json")
 """What the folder of a run or of an exported model holds."""
@@ -203,19 +198,6 @@ def only_writer(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"--out {folder}: cannot be made a folder ({error.strerror}); name another") from None
-    if fcntl is None:
+    busy = DataError(f"--out {folder}: another process prepares data there; wait for it or name another")
+    with lock.only_writer(folder, busy):
         yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        _lock(handle, folder)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _lock(handle: int, folder: Path) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise DataError(f"--out {folder}: another process prepares data there; wait for it or name another") from None

@@ -1,4 +1,4 @@
-"""A run has one writer. The lock between real processes: refused while one lives, free however it ended."""
+"""A folder has one writer. The lock between real processes: refused while one lives, free however it ended."""
 
 import errno
 import fcntl
@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from paceline.checkpoint import lock
-from paceline.checkpoint.lock import only_writer
+from paceline.checkpoint.run_folder import only_writer
+from paceline.core import lock
 from paceline.core.errors import RunError
 
 HOLDS = """
 import os, subprocess, sys, time
 from pathlib import Path
-from paceline.checkpoint.lock import only_writer
+from paceline.checkpoint.run_folder import only_writer
 with only_writer(Path(sys.argv[1])):
     {then}
     print("held", flush=True)

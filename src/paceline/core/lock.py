@@ -1,7 +1,7 @@
-"""One process writes a run: its first rank holds the folder from before the first file to the end. No torch.
+"""One process writes a folder: a run's, by its first rank, or that of data. No torch.
 
 The lock is flock's, on a file of its own: a folder cannot be locked over NFS, which wants a file opened for writing. It
-goes with the process, however that ends; neither commands that it starts nor forks keep it. A run that ends takes its
+goes with the process, however that ends; neither commands that it starts nor forks keep it. Who ends well takes the
 file away. Where the file system or the platform has no such lock, a second writer goes unnoticed.
 """
 
@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.core.errors import RunError
+from paceline.core.errors import PacelineError
 
 try:
     import fcntl
@@ -25,9 +25,10 @@ _held: set[int] = set()
 
 
 @contextlib.contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """No other process, nor this one a second time, enters the same block for this folder meanwhile: it is refused."""
-    handle = _locked(folder)
+def only_writer(folder: Path, busy: PacelineError) -> Iterator[None]:
+    """No other process, nor this one a second time, enters the same block for this folder meanwhile: `busy` is raised
+    there."""
+    handle = _locked(folder, busy)
     if handle is None:
         yield
         return
@@ -47,7 +48,7 @@ def _end(handle: int, folder: Path) -> None:
     os.close(handle)
 
 
-def _locked(folder: Path) -> int | None:
+def _locked(folder: Path, busy: PacelineError) -> int | None:
     """None: there can be no lock here. A folder that cannot be written is told by whoever writes next."""
     if fcntl is None:
         return None
@@ -56,7 +57,7 @@ def _locked(folder: Path) -> int | None:
             handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError:
             return None
-        if not _flock(handle, folder):
+        if not _flock(handle, busy):
             _end(handle, folder)
             return None
         if _is_at(handle, folder / LOCK_FILE):
@@ -64,15 +65,13 @@ def _locked(folder: Path) -> int | None:
         os.close(handle)  # the one that held it has ended, and its file with it
 
 
-def _flock(handle: int, folder: Path) -> bool:
+def _flock(handle: int, busy: PacelineError) -> bool:
     """False: the file system has no locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        raise RunError(
-            f"{folder}: another process trains this run; wait until it has ended, or start one in another folder"
-        ) from None
+        raise busy from None
     except OSError:
         return False
     return True
