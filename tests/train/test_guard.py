@@ -21,7 +21,7 @@ from paceline.metrics.card import read_card
 from paceline.model.gpt import GPT
 from paceline.parallel.ranks import ALONE
 from paceline.parallel.tables import SharedTables
-from paceline.train import loop
+from paceline.train import diagnosis, loop
 from paceline.train.config import GuardConfig, RunConfig
 from paceline.train.diagnosis import first_not_finite
 from paceline.train.guard import LEARNING_STEPS, Guard
@@ -110,6 +110,16 @@ def test_a_row_of_bad_steps_ends_the_run_and_says_where(tmp_path: Path) -> None:
     assert "stopped after 2 skipped steps" in card.notes[-1]
     done = resume_run(config, RunFolder(tmp_path / "run"))
     assert done.card.finished
+
+
+def test_the_bad_batch_is_looked_at_in_its_own_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop learns of it a step later, when the window may have grown."""
+    looked_at = []
+    monkeypatch.setattr(loop.Trainer, "window_at", lambda _, step: 128 * (step + 1))
+    monkeypatch.setattr(diagnosis, "_search", lambda trainer, _: looked_at.append(int(trainer.window)))
+    with spoilt({3, 4, 5}, spoil_gradient), pytest.raises(PacelineError, match="at step 5 "):
+        run(short(tmp_path / "data", guard=GuardConfig(limit=2)), tmp_path / "run")
+    assert looked_at == [128 * 5]
 
 
 def open_train(config: RunConfig) -> Corpus:
