@@ -20,7 +20,7 @@ from paceline.recipes.records import PUBLIC
 
 SETTING = (
     "--scale 1/16 --steps 24 --batch.tokens 1024 --batch.sequence-tokens 1024 --evaluate.every 8 "
-    "--evaluate.tokens 4096 --train.free-steps 1 --train.threads 1 --seeds 3"
+    "--evaluate.tokens 4096 --train.untimed-steps 1 --train.threads 1 --seeds 3"
 )
 SERIES = {
     "r18": "",

@@ -20,13 +20,13 @@ import torch
 import triton
 from torch import Tensor
 
+from paceline.backends.ranges import Ranges, ranges_of
 from paceline.kernels import attention_ranges as kernels
 from paceline.kernels.attention import attend_flex, flex_block_mask
 from paceline.kernels.attention_ranges import Tiles
 from paceline.model.attention import plan_reference
-from paceline.model.config import ModelConfig, WindowConfig
 from paceline.model.masks import MaskRule, block_lists
-from paceline.model.ranges import Ranges, ranges_of
+from paceline.settings.model import ModelConfig, WindowConfig
 
 TOKENS, HEADS, WIDTH = 65_536, 6, 128
 WINDOW_BLOCKS = (1, 7, 14)
@@ -153,7 +153,7 @@ JUDGED = {"forward": ("out",), "query_gradient": ("q",), "key_gradient": ("k", "
 def judge_of(x: Inputs) -> dict[str, Tensor]:
     """The chunked reference in fp32 of the same bf16 values."""
     exact = [t.float().requires_grad_() for t in x.qkv]
-    out = plan_reference(CONFIG, x.documents, TOKENS, x.window)(0, *exact)
+    out = plan_reference(CONFIG, x.documents, TOKENS, x.window[None])(CONFIG.layers[0], *exact)
     grads = torch.autograd.grad(out, exact, x.grad.float())
     return dict(zip(("out", "q", "k", "v"), (out.detach(), *grads), strict=True))
 
@@ -203,9 +203,8 @@ class Flex:
 
 
 def describe(tiles: Tiles) -> str:
-    loads = "descriptors" if tiles.tma else "pointers"
     capped = "" if tiles.registers is None else f" {tiles.registers} registers"
-    return f"{tiles.queries:>3} x {tiles.keys:<3} {tiles.warps} warps {tiles.stages} stages {loads}{capped}"
+    return f"{tiles.queries:>3} x {tiles.keys:<3} {tiles.warps} warps {tiles.stages} stages{capped}"
 
 
 @dataclass(frozen=True)

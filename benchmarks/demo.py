@@ -14,11 +14,12 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from curve_svg import loss_curve_svg
+
 from paceline.core.environment import code_version, environment
 from paceline.core.files import write_json
 from paceline.core.schema import to_dict
 from paceline.metrics.card import read_card
-from paceline.report.curve_svg import loss_curve_svg
 
 TARGETS = {"wall_s": 100.0, "val_bpb": 1.75, "peak_resident_gb": 1.5}
 """Upper limits on 2 CPU cores."""

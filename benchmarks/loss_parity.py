@@ -33,7 +33,7 @@ def arms(words: list[str], steps: int, seeds: int) -> dict[str, list[str]]:
     runs = {}
     for seed in range(seeds):
         runs[f"fast-{seed}"] = [*common, "--seed", str(seed)]
-        runs[f"plain-{seed}"] = [*common, "--seed", str(seed), "--train.no-fast-paths"]
+        runs[f"plain-{seed}"] = [*common, "--seed", str(seed), "--train.no-custom-kernels"]
     return runs | {f"repeat-{number}": runs["fast-0"] for number in range(1, REPEATS)}
 
 

@@ -25,11 +25,11 @@ import tyro
 
 from paceline.core.environment import environment, package_versions, usable_cores
 from paceline.core.files import write_json
-from paceline.data.config import PrepareConfig
-from paceline.data.prepare import prepare
 from paceline.data.shards import open_shard
-from paceline.data.tokenizer import gpt2_tokenizer
-from paceline.data.verify import verify
+from paceline.text.config import PrepareConfig
+from paceline.text.prepare import prepare
+from paceline.text.tokenizer import gpt2_tokenizer
+from paceline.text.verify import verify
 
 TARGET = 0.8
 """Share of tiktoken's rate that `prepare` should reach."""

@@ -23,7 +23,7 @@ from typing import Any
 from paceline.core.environment import code_version, environment
 from paceline.core.files import write_json
 from paceline.core.schema import to_dict
-from paceline.metrics.records import read_metrics
+from paceline.metrics.metrics_file import read_metrics
 from paceline.recipes.records import PUBLIC
 
 TARGET_S = 1.0
@@ -32,7 +32,7 @@ THREADS = 2
 
 
 def command_of(preset: str, steps: int) -> str:
-    flags = f"--scale 1/16 --steps {steps} --train.threads {THREADS} --train.free-steps 1 --evaluate.every None"
+    flags = f"--scale 1/16 --steps {steps} --train.threads {THREADS} --train.untimed-steps 1 --evaluate.every None"
     return f"paceline train {preset} {flags} --no-finish"
 
 

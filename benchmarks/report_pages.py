@@ -26,7 +26,7 @@ from paceline.core.environment import code_version, environment
 from paceline.core.files import write_json
 from paceline.core.schema import to_dict
 from paceline.metrics.card import RunCard, card_diff, write_card
-from paceline.metrics.records import METRICS_FILE, EvalRecord, StepRecord
+from paceline.metrics.metrics_file import METRICS_FILE, EvalMetrics, StepMetrics
 from paceline.metrics.sinks import JsonlSink
 from paceline.recipes.presets import preset
 
@@ -53,11 +53,11 @@ def write_run(folder: Path, *, steps: int, seed: int, softcap: float) -> None:
         if step:
             rate, noisy = config.batch.tokens / STEP_S * noise.uniform(0.97, 1.03), loss + noise.gauss(0, 0.12)
             window = config.model.window.tokens_at(step - 1, steps)
-            sink.step(StepRecord(step=step, train_loss=noisy, lr_scale=1 - step / steps, window_tokens=window,
+            sink.write(StepMetrics(step=step, train_loss=noisy, lr_scale=1 - step / steps, window_tokens=window,
                                  tokens_per_s=rate, **clocks))  # fmt: skip
         if step % EVAL_EVERY == 0:
-            evals.append(EvalRecord(step=step, val_loss=loss, val_bpb=loss / 1.9, **clocks))
-            sink.evaluation(evals[-1])
+            evals.append(EvalMetrics(step=step, val_loss=loss, val_bpb=loss / 1.9, **clocks))
+            sink.write(evals[-1])
     sink.close()
     write_json(folder / "config.json", to_dict(config))
     last, now = evals[-1], datetime.now(UTC).isoformat(timespec="seconds")

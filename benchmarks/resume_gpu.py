@@ -29,17 +29,18 @@ import torch
 
 from paceline.checkpoint import store
 from paceline.checkpoint.run_folder import RunFolder
+from paceline.checkpoint.save import Saver
 from paceline.core.environment import code_version, environment
 from paceline.core.files import write_json
 from paceline.core.schema import to_dict
-from paceline.data.shards import write_shard
 from paceline.lab.bench.steps import Steps
 from paceline.metrics.card import read_card
-from paceline.metrics.records import read_metrics
+from paceline.metrics.metrics_file import read_metrics
+from paceline.parallel.machine import inspect_machine
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
-from paceline.train.assemble import inspect_machine
-from paceline.train.config import GuardConfig, RunConfig
+from paceline.settings.run import BadStepsConfig, RunConfig
+from paceline.text.shard_writer import write_shard
 
 STEPS, EVERY = 38, 6
 AIMS = {"save_stall_s": 0.3, "resume_s": 10.0, "guard_share": 0.005}
@@ -98,7 +99,9 @@ def kill(arguments: argparse.Namespace, data: Path, folder: Path) -> dict[str, A
     subprocess.run(command(arguments, data, cut), check=True, stdout=sys.stderr)
     assert undisturbed.wait() == 0, "the undisturbed run failed"
     losses = {run.name: [record.train_loss for record in read_metrics(run)[0]] for run in (whole, cut)}
-    weights = {run.name: store.load(RunFolder(run).checkpoints()[-1], groups=("model",)).model for run in (whole, cut)}
+    weights = {
+        run.name: store.load(RunFolder(run).checkpoints()[-1], without=("optimizer",)).model for run in (whole, cut)
+    }
     differing = [n for n, tensor in weights["whole"].items() if not torch.equal(tensor, weights["cut"][n])]
     return {
         "killed_at_step": killed,
@@ -133,25 +136,31 @@ def step_s(steps: Steps, number: int = STEPS_PER_BLOCK) -> float:
 
 def guard_cost(steps: Steps) -> dict[str, Any]:
     """Medians over blocks, guarded and not in turn."""
-    trainer, times = steps.trainer, {True: list[float](), False: list[float]()}
+    run, times = steps.run, {True: list[float](), False: list[float]()}
     for block in range(2 * BLOCKS):
         guarded = block % 2 == 0
-        trainer.config = replace(trainer.config, guard=GuardConfig(skip=guarded))
+        steps.step.run = replace(run, config=replace(run.config, bad_steps=BadStepsConfig(skip=guarded)))
         times[guarded].append(step_s(steps))
     plain = statistics.median(times[False])
     return {"step_s": plain, "guard_share": statistics.median(times[True]) / plain - 1, "blocks_s": times[True]}
 
 
-def save_cost(steps: Steps, plain_s: float) -> dict[str, Any]:
+def save_cost(steps: Steps, folder: Path, plain_s: float) -> dict[str, Any]:
     """Three saves: how long each holds up the loop, how long it is written, and the steps beside it."""
-    trainer, rows = steps.trainer, list[dict[str, float]]()
-    trainer.asked = to_dict(steps.config)
+    run, rows, config = steps.run, list[dict[str, float]](), to_dict(steps.config)
+    saver = Saver(RunFolder(folder), keep=steps.config.checkpoint.keep)
+
+    def save(number: int) -> None:
+        """What a run's own checkpoints hold, but for the small groups."""
+        groups = {"model": dict(run.model.named_parameters()), "optimizer": run.optimizer.state_dict(copied=False)}
+        saver.save(store.Checkpoint(number, groups, state={}, config=config))
+
     for number in range(1, 4):
-        stall = seconds(lambda number=number: trainer.save(number))
+        stall = seconds(lambda number=number: save(number))
         began, beside = time.perf_counter(), list[float]()
-        while trainer.saver._pending is not None and not trainer.saver._pending.done():
+        while saver._pending is not None and not saver._pending.done():
             beside.append(step_s(steps, 1))
-        trainer.saver.wait()
+        saver.wait()
         written = time.perf_counter() - began
         slower = (statistics.mean(beside) / plain_s - 1) if beside else 0.0
         rows.append({"stall_s": stall, "written_s": written, "steps_beside": len(beside), "slower_share": slower})
@@ -159,14 +168,14 @@ def save_cost(steps: Steps, plain_s: float) -> dict[str, Any]:
 
 
 def resume_cost(steps: Steps, folder: Path) -> dict[str, Any]:
-    """Verifying and loading the newest checkpoint into parts that are there."""
-    run, parts = RunFolder(folder), steps.trainer.parts
+    """Verifying and loading the newest checkpoint into a run that is assembled."""
+    run, assembled = RunFolder(folder), steps.run
     verify_s = seconds(lambda: store.newest_good(run))
     newest = run.checkpoints()[-1]
 
     def load() -> None:
-        store.load_weights_into(newest, dict(parts.model.named_parameters()))
-        parts.optimizer.load_state_dict(store.load(newest, groups=("optimizer", "random", "guard")).optimizer)
+        store.load_weights_into(newest, dict(assembled.model.named_parameters()))
+        assembled.optimizer.load_state_dict(store.load(newest, without=("model",)).optimizer)
 
     load_s = seconds(load)
     size = sum(path.stat().st_size for path in newest.iterdir())
@@ -176,10 +185,10 @@ def resume_cost(steps: Steps, folder: Path) -> dict[str, Any]:
 def figures(arguments: argparse.Namespace, data: Path, folder: Path) -> dict[str, Any]:
     config = base(arguments)
     folder.mkdir()
-    steps = Steps(*inspect_machine(replace(config, data=replace(config.data, dir=str(data)))), folder)
+    steps = Steps(*inspect_machine(replace(config, data=replace(config.data, dir=str(data)))))
     steps.warm_up()
     guard = guard_cost(steps)
-    return {**guard, **save_cost(steps, guard["step_s"]), **resume_cost(steps, folder)}
+    return {**guard, **save_cost(steps, folder, guard["step_s"]), **resume_cost(steps, folder)}
 
 
 def show(result: dict[str, Any]) -> None:

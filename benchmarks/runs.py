@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.metrics.card import RunCard, read_card
-from paceline.metrics.records import read_metrics
+from paceline.metrics.metrics_file import read_metrics
 
 SHOWN_LINES = 12
 """Of the log of a run that failed."""

@@ -25,7 +25,7 @@ from typing import Any
 from paceline.core.environment import code_version, environment
 from paceline.core.files import write_json
 from paceline.core.schema import to_dict
-from paceline.core.threads import sleep_sooner
+from paceline.core.threads import limit_openmp_spin
 
 TARGETS = {"one_stream_tokens_per_cpu_s": 300.0, "errors": 0, "growth_mib": 16.0}
 """The first at least, the others at most. 16 MiB: a ninth of the cache of 64 streams of the demo."""
@@ -155,7 +155,8 @@ def one_stream(run: Path, *, new_tokens: int = 1000, tries: int = 5) -> dict[str
     for seed in range(tries):
         started, cpu_before = time.perf_counter(), time.process_time()
         prompt, sampling = [loaded.tokenizer.end_of_text], SamplingConfig(seed=seed)
-        tokens = sum(1 for _ in generate(loaded.model, prompt, sampling, window=loaded.window, new_tokens=new_tokens))
+        stream = generate(loaded.model, prompt, sampling, windows=loaded.windows, new_tokens=new_tokens)
+        tokens = sum(1 for _ in stream)
         rates.append(tokens / (time.perf_counter() - started))
         cpu_rates.append(tokens / (time.process_time() - cpu_before))
     return {
@@ -172,7 +173,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=300.0)
     arguments = parser.parse_args()
-    sleep_sooner()  # as the command line does, before torch is imported
+    limit_openmp_spin()  # as the command line does, before torch is imported
     code, load_before = to_dict(code_version()), os.getloadavg()[0]
     alone = one_stream(arguments.run)
     loaded = under_load(arguments.run, arguments.streams, arguments.seconds)

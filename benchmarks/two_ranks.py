@@ -40,7 +40,7 @@ def tokens_per_s(kind: str, folder: Path, steps: int) -> float:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     flags = {
         "steps": steps, "out": folder, "evaluate.every": None, "evaluate.tokens": 1024, "checkpoint.every": None,
-        "train.device": "cpu", "train.threads": threads, "train.free-steps": FREE_STEPS,
+        "train.device": "cpu", "train.threads": threads, "train.untimed-steps": FREE_STEPS,
     }  # fmt: skip
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, *(launcher if processes > 1 else []), "-m", "paceline.cli", "train", *PRESET, *words]

@@ -1,4 +1,4 @@
-"""What MkDocs asks of this project: the menu of technique cards, and a place in the site for files outside docs/.
+"""What MkDocs asks of this project: the menu of techniques, and a place in the site for files outside docs/.
 
 Pages link to code, tests and results by relative paths, which work in a checkout and wherever it is shown. No address
 of the repository is named anywhere, so the site carries every file that is linked to, as a page under source/, and the
@@ -16,7 +16,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from paceline.lab.techniques import TOPICS
+from paceline.lab.technique import techniques
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(?<=\]\()(?:\.\./)+[^)#]+")
@@ -25,12 +25,12 @@ LANGUAGES = {".py": "python", ".json": "json", ".yaml": "yaml"}
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Fill in the cards by topic."""
-    cards = [
-        "techniques/index.md",
-        *({topic: [{card.title: f"techniques/{card.key}.md"} for card in group]} for topic, group in TOPICS.items()),
-    ]
-    config.nav = [{"Techniques": cards} if "Techniques" in entry else entry for entry in config.nav or []]
+    """Fill in the techniques by topic."""
+    topics: dict[str, list[dict[str, str]]] = {}
+    for one in techniques().values():
+        topics.setdefault(one.topic, []).append({one.title: f"techniques/{one.key}.md"})
+    pages = ["techniques/index.md", *({topic: group} for topic, group in topics.items())]
+    config.nav = [{"Techniques": pages} if "Techniques" in entry else entry for entry in config.nav or []]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:

@@ -2,9 +2,9 @@
 
 import contextlib
 
-from paceline.core.threads import sleep_sooner
+from paceline.core.threads import limit_openmp_spin
 
-sleep_sooner()  # as the command line does, before any test imports torch
+limit_openmp_spin()  # as the command line does, before any test imports torch
 
 with contextlib.suppress(ImportError):  # the tests for a GPU run on machines without hypothesis, too
     from hypothesis import settings

@@ -18,7 +18,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.schema import changes
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.scaling import scaled, with_steps
-from paceline.train.config import RunConfig
+from paceline.settings.run import RunConfig
 
 FROZEN = Path(__file__).parent / "frozen" / "format-2"
 """A run that was made once and is kept."""
@@ -160,8 +160,8 @@ def nothing_trains(monkeypatch: pytest.MonkeyPatch) -> None:
         (("train", "demo", "--model.attention-branch-scale", "nan"), ("--model.attention-branch-scale nan",)),
         (("sample", "--temperature", "nan"), ("--temperature nan must be a number from 0 on",)),
         (
-            ("train", "demo", "--head.backend", "reference", "--head.chunk-tokens", "64"),
-            ("--head.chunk-tokens 64 is of no use to --head.backend reference",),
+            ("train", "demo", "--lm-head.backend", "reference", "--lm-head.chunk-tokens", "64"),
+            ("--lm-head.chunk-tokens 64 is of no use to --lm-head.backend reference",),
         ),
         (("train", "demo", "--data.tokenizer", "klingon"), ("--data.tokenizer klingon", "bpe-N")),
         (("train", "demo", "--evaluate.every", "0"), ("--evaluate.every 0 must be at least 1",)),
@@ -288,10 +288,10 @@ def test_flags_without_a_preset_change_the_demo(parsed: Parse) -> None:
         (("--model.softcap=30",), {"model.softcap": 30.0}),
         (("--model.no-x0-mix", "--seed", "7"), {"model.x0_mix": False, "seed": 7}),
         (("--model.layers-without-attention", "1", "-1"), {"model.layers_without_attention": (1, -1)}),
-        (("--model.rotary.turning-share", "1"), {"model.rotary.turning_share": 1.0}),
+        (("--model.rotary.rotary-fraction", "1"), {"model.rotary.rotary_fraction": 1.0}),
         (("--model.num-kv-heads", "1"), {"model.num_kv_heads": 1}),
         (("--optim.muon.lr", "0.03"), {"optim.muon.lr": 0.03}),
-        (("--train.compile", "--train.free-steps", "0"), {"train.compile": True, "train.free_steps": 0}),
+        (("--train.compile", "--train.untimed-steps", "0"), {"train.compile": True, "train.untimed_steps": 0}),
         (
             ("--batch.tokens", "4096", "--batch.micro-tokens", "1024"),
             {"batch.tokens": 4096, "batch.micro_tokens": 1024},

@@ -12,19 +12,24 @@ from paceline.cli import VERBS
 from paceline.commands import ablate, bench, plan, train
 from paceline.core.command_line import parse
 from paceline.recipes.presets import preset
-from paceline.reference.commands import COMMANDS
+from reference_pages import arguments_of
 
 ROOT = Path(__file__).parents[1]
 SITE = ROOT / "mkdocs.yml"
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BENCHES = {"bench step": bench.StepArgs, "bench gemm": bench.GemmArgs}
+ON_PRESET = {
+    "bench step": bench.StepArgs,
+    "bench gemm": bench.GemmArgs,
+    "plan": plan.PlanArgs,
+    "ablate": ablate.AblateArgs,
+}
 FENCED = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:paceline|make|torchrun) [^`\n]+)`")
 TORCHRUN = re.compile(r"torchrun (?:--[a-z-]+ \S+ )*-m paceline\.cli ")
 
 
 GENERATED = sorted(path for room in ("techniques", "reference") for path in (ROOT / "docs" / room).glob("*.md"))
-"""tests/lab takes each switch command of a card apart and compares the config that it gives."""
+"""tests/tools parses the command of each technique and compares the config that it gives."""
 
 
 def commands(documents: Iterable[Path]) -> set[str]:
@@ -61,21 +66,27 @@ def test_a_documented_command_parses(command: str) -> None:
     if verb == "train":
         base = preset("demo") if "--resume" in rest else train.base_config(rest)  # there is no run to resume here
         train.parse_arguments(rest, base)
-    elif verb in BENCHES:
-        bench.parse_arguments(BENCHES[verb], rest, train.base_config(rest))
-    elif verb == "plan":
-        plan.parse_arguments(rest, train.base_config(rest))
-    elif verb == "ablate":
-        ablate.parse_arguments(rest, train.base_config(rest))
+    elif verb in ON_PRESET:
+        train.parse_on_preset(ON_PRESET[verb], rest, train.base_config(rest), verb=verb, description="")
     elif rest != ["--help"]:
-        parse(COMMANDS[verb][0], rest, verb=verb, description="")
+        parse(arguments_of(verb)[0], rest, verb=verb, description="")
 
 
-@pytest.mark.parametrize("page", [path for path in DOCUMENTS if path not in GENERATED], ids=lambda path: path.name)
-def test_links_lead_to_files(page: Path) -> None:
-    """Those of the generated pages are followed in tests/lab and tests/reference."""
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-        assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_to_files_and_headings_and_rows_of_tables_are_whole(page: Path) -> None:
+    text = FENCED.sub("", page.read_text())
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", text):
+        at = page.parent / target if target else page
+        assert target.startswith("https://") or at.exists(), f"{page.name}: {target}"
+        assert not anchor or target.startswith("https://") or anchor in anchors(at), f"{page.name}: {target}#{anchor}"
+    for rows in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert len({len(re.split(r"(?<!\\)\|", row)) for row in rows.splitlines()}) == 1, rows
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub and MkDocs make of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_every_page_is_reached_from_the_map() -> None:

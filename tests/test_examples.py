@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from paceline.commands import train
-from paceline.parallel.share import share_of_batch
+from paceline.parallel.batch_split import rank_batch
 from test_documents import DOCUMENTS, ROOT
 
 
@@ -19,7 +19,7 @@ def test_the_skypilot_file_starts_a_run_that_parses() -> None:
     rest = words[words.index("train") + 1 :]
     arguments = train.parse_arguments([word.strip('"') for word in rest], train.base_config(rest))
     c = arguments.config
-    share_of_batch(c.batch, 2 * int(task["resources"]["accelerators"].split(":")[1]), c.parallel.split_sequence)
+    rank_batch(c.batch, 2 * int(task["resources"]["accelerators"].split(":")[1]), c.parallel.context_parallel)
     assert arguments.config.checkpoint.every
     assert Path(arguments.config.data.dir).parent == Path(arguments.out or "").parents[1]  # the disk that both see
     assert str(Path(arguments.config.data.dir).parent) in task["file_mounts"]
@@ -34,5 +34,7 @@ def test_the_ranks_of_every_torchrun_line_can_share_a_step() -> None:
     for found in shown:
         _, machines, each, words = found.groups()
         preset, *flags = words.split()
-        split = int(flags[flags.index("--parallel.split-sequence") + 1]) if "--parallel.split-sequence" in flags else 1
-        share_of_batch(train.base_config([preset]).batch, int(machines or 1) * int(each), split)
+        split = (
+            int(flags[flags.index("--parallel.context-parallel") + 1]) if "--parallel.context-parallel" in flags else 1
+        )
+        rank_batch(train.base_config([preset]).batch, int(machines or 1) * int(each), split)

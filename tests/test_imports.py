@@ -8,8 +8,9 @@ from pathlib import Path
 import paceline
 
 ROOT = Path(paceline.__file__).parent
-LAYERS = ["reference", "cli", ("commands", "library"), "lab", "report", "recipes", "train", "evaluate", "checkpoint",
-          "parallel", "metrics", ("model", "optim", "data"), "kernels", "core"]  # fmt: skip
+LAYERS = ["cli", ("commands", "library"), "lab", "report", "analysis", "recipes", "train", "evaluate", "checkpoint",
+          "parallel", "metrics", "backends", "text", ("model", "optim", "data"), "kernels", "settings",
+          "core"]  # fmt: skip
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in ([layer] if isinstance(layer, str) else layer)}
 
 
@@ -26,6 +27,13 @@ def test_imports_point_downwards() -> None:
             other = name.split(".")[1] if name.startswith("paceline.") else None
             if other and other != room and other in RANK:
                 assert RANK[other] > RANK[room], f"{path} imports {name}"
+
+
+def test_the_package_does_not_import_the_tools() -> None:
+    tools = {path.stem for path in (ROOT.parents[1] / "tools").glob("*.py")}
+    assert "pages" in tools
+    for path in ROOT.rglob("*.py"):
+        assert not tools & {name.partition(".")[0] for name in imports(path)}, path
 
 
 def test_configs_and_presets_do_not_import_torch() -> None:

@@ -17,8 +17,8 @@ from lab.ablate.pretended import Pretender, write_all
 from lab.cards_on_disk import write_group
 from paceline.commands.train import base_config, parse_arguments
 from paceline.core.schema import changes
-from paceline.lab.ablate.children import Child
-from paceline.lab.ablate.plan import Choice, Plan, keep_plan, make_plan
+from paceline.lab.ablate.arms import Choice, Plan, keep_plan, make_plan
+from paceline.lab.ablate.schedule import Child
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.scaling import scaled, with_steps
 
@@ -104,7 +104,10 @@ def test_a_folder_may_be_a_path(tmp_path: Path) -> None:
 
 OTHER_MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
     "a name to train": (lambda library: library.pretrain("demo"), "'demo' is not a config"),
-    "no callback": (lambda library: library.pretrain(library.configure(), on_record=5), "on_record 5 cannot be called"),
+    "no callback": (
+        lambda library: library.pretrain(library.configure(), on_metrics=5),
+        "on_metrics 5 cannot be called",
+    ),
     "no place": (lambda library: library.load(5), "5 is not the folder of a run"),
     "one run": (lambda library: library.compare("runs/a"), "'runs/a' is not a list of runs"),
     "no runs": (lambda library: library.compare(5), "5 is not a list of runs"),
@@ -179,7 +182,7 @@ def test_an_ablation_takes_two_configs_of_one_preset_apart(tmp_path: Path) -> No
         paceline.configure(), paceline.configure("demo", BARE), seeds=2, add=False, out=tmp_path / "a"
     )
     assert {one.technique: round(one.loss.mean, 6) for one in found.effects} == {"softcap": -0.5, "muon": -1.0}
-    assert [(bar["label"], round(bar["value"], 6)) for bar in found.waterfall] == [
+    assert [(bar.label, round(bar.value, 6)) for bar in found.waterfall] == [
         ("demo without these", 7.005),
         ("softcap", -0.5),
         ("muon", -1.0),
@@ -194,11 +197,11 @@ def test_an_ablation_makes_its_runs_and_says_when_each_has_ended(
 ) -> None:
     plan = demo_plan(seeds=1)
     pretender = Pretender(tmp_path / "a", {run.name: run for run in plan.runs})
-    monkeypatch.setattr("paceline.lab.ablate.here.local_launch", lambda **_: pretender)
+    monkeypatch.setattr("paceline.lab.ablate.local.local_launch", lambda **_: pretender)
     monkeypatch.setattr("paceline.lab.ablate.schedule.POLL_S", 0.0)
     config, bare = paceline.configure(), paceline.configure("demo", {**BARE, "steps": 100})
     found = paceline.ablate(config, bare, seeds=1, jobs=2, out=tmp_path / "a")
-    assert [arm.name for arm in found.plan.arms] == [run.arm for run in plan.runs]
+    assert [arm.name for arm in found.arms] == [run.arm for run in plan.runs]
     assert pretender.most_at_a_time == 2
     assert capsys.readouterr().out.count("6.0000; ") == len(plan.runs)
     assert (tmp_path / "a" / "ablation.json").exists()
@@ -217,7 +220,7 @@ def test_an_ablation_of_nothing_is_an_error_of_ours(wrong: dict[str, int], tmp_p
 def test_an_ablation_of_which_a_run_failed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = {run.name: run for run in demo_plan(seeds=1).runs}
     pretender = Pretender(tmp_path / "a", runs, codes={"full-seed-0": 2})
-    monkeypatch.setattr("paceline.lab.ablate.here.local_launch", lambda **_: pretender)
+    monkeypatch.setattr("paceline.lab.ablate.local.local_launch", lambda **_: pretender)
     monkeypatch.setattr("paceline.lab.ablate.schedule.POLL_S", 0.0)
     with pytest.raises(paceline.PacelineError, match=r"1 runs did not count, the first full-seed-0: .*; the same call"):
         paceline.ablate(paceline.configure(), paceline.configure("demo", BARE), seeds=1, out=tmp_path / "a")
@@ -232,7 +235,7 @@ def test_a_run_that_is_not_counted_is_made_anew_when_its_folder_is_gone(
     write_all(plan, folder, lambda run: 5.0)
     (folder / "base-seed-0" / "card.json").write_text("{")
     pretender = Pretender(folder, {run.name: run for run in plan.runs})
-    monkeypatch.setattr("paceline.lab.ablate.here.local_launch", lambda **_: pretender)
+    monkeypatch.setattr("paceline.lab.ablate.local.local_launch", lambda **_: pretender)
     monkeypatch.setattr("paceline.lab.ablate.schedule.POLL_S", 0.0)
     config, bare = paceline.configure(), paceline.configure("demo", BARE)
     with pytest.raises(paceline.PacelineError, match=r"delete \S+/base-seed-0, then the same call tries"):
@@ -248,8 +251,8 @@ def test_a_script_prepares_data_without_being_run_again(tmp_path: Path) -> None:
     for number in range(40):
         (tmp_path / "text" / f"{number}.txt").write_text(f"document {number}\n" * 50)
     (tmp_path / "script.py").write_text("""
-import paceline.data.prepare
-paceline.data.prepare.SMALL_INPUT_BYTES = 0
+import paceline.text.prepare
+paceline.text.prepare.SMALL_INPUT_BYTES = 0
 print("once")
 print(paceline.prepare("text", out="shards", tokenizer="bytes", val_share=0.1).documents)
 """)
@@ -265,12 +268,12 @@ def test_an_interrupted_ablation_says_how_to_go_on(tmp_path: Path, monkeypatch: 
         signal.raise_signal(signal.SIGINT)
         return child
 
-    monkeypatch.setattr("paceline.lab.ablate.here.local_launch", lambda **_: launch)
+    monkeypatch.setattr("paceline.lab.ablate.local.local_launch", lambda **_: launch)
     monkeypatch.setattr("paceline.lab.ablate.schedule.POLL_S", 0.0)
     config, bare = paceline.configure(), paceline.configure("demo", BARE)
     with pytest.raises(paceline.PacelineError, match="stopped; the same call goes on where it was"):
         paceline.ablate(config, bare, seeds=1, out=tmp_path / "a")
     assert len(pretender.started) == 1
     assert not (tmp_path / "a" / "ablation.json").exists()
-    monkeypatch.setattr("paceline.lab.ablate.here.local_launch", lambda **_: pretender)
+    monkeypatch.setattr("paceline.lab.ablate.local.local_launch", lambda **_: pretender)
     assert len(paceline.ablate(config, bare, seeds=1, out=tmp_path / "a").effects) == 4

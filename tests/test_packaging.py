@@ -100,7 +100,8 @@ def test_a_wheel_works_where_the_tree_is_not(installed: Path, tmp_path: Path) ->
     where = said("python", "-c", "import paceline; print(paceline.__file__)").strip()
     assert Path(where).is_relative_to(installed.parent)
     assert said("paceline", "--version") == f"paceline {__version__}\n"
-    assert "134 claims" in said("paceline", "ledger")
+    code = "from paceline.lab.technique import technique; print(technique('softcap-15').presets)"
+    assert said("python", "-c", code) == "('r18-softcap',)\n"
     assert "r18-softcap" in said("paceline", "plan", "r18-softcap", "--gpus", "8", "--gpu", "h100")
     assert "runs/demo: finished" in said("paceline", "train", "demo", "--steps", "2")
     assert (tmp_path / "runs" / "demo" / "report.html").stat().st_size > 100_000

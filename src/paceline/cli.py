@@ -5,17 +5,18 @@
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline import __version__
 from paceline.core.errors import PacelineError, UserError, naming_files
-from paceline.core.threads import sleep_sooner
+from paceline.core.migrations import migrate_flags
+from paceline.core.threads import limit_openmp_spin
 
 
-@dataclass(frozen=True)
-class Verb:
+class Verb(NamedTuple):
     summary: str
     run: str
     """`module:function` under paceline, called with the arguments after the verb; returns the exit code."""
@@ -25,10 +26,10 @@ VERBS = {
     "train": Verb("train a preset (no preset: demo)", "commands.train:train"),
     "presets": Verb("list the presets", "commands.presets:presets"),
     "diff": Verb("what changed between two presets", "commands.presets:diff"),
-    "sample": Verb("let a trained run write", "commands.sample:sample"),
-    "serve": Verb("answer the completions protocol with a run", "commands.serve:serve"),
+    "sample": Verb("let a trained run write", "commands.trained:sample"),
+    "serve": Verb("answer the completions protocol with a run", "commands.trained:serve"),
     "evaluate": Verb("judge a trained run: loss, bits per byte, tasks", "commands.evaluate:evaluate"),
-    "export": Verb("write a run for transformers, or as plain weights", "commands.export:export"),
+    "export": Verb("write a run for transformers, or as plain weights", "commands.trained:export"),
     "data prepare": Verb("text to shards", "commands.data:prepare"),
     "data download": Verb("public data to a folder", "commands.data:download"),
     "data verify": Verb("check the hashes of shards", "commands.data:verify"),
@@ -36,14 +37,14 @@ VERBS = {
     "bench step": Verb("time and profile a preset's step", "commands.bench:step"),
     "bench gemm": Verb("time a step's matrix products", "commands.bench:gemm"),
     "bench sample": Verb("time how fast a model writes", "commands.bench:sample"),
-    "plan": Verb("foretell a run's time, memory and cost", "commands.plan:plan"),
+    "plan": Verb("predict a run's time, memory and cost", "commands.plan:plan"),
+    "schedule": Verb("batch sizes, windows and rates of a preset by step", "commands.presets:schedule"),
     "ablate": Verb("what each part of a record buys", "commands.ablate:ablate"),
-    "ledger": Verb("which founding claims hold", "commands.ledger:ledger"),
-    "compare": Verb("what runs show, and what is noise", "commands.compare:compare"),
-    "board": Verb("rank the runs of a track", "commands.compare:board"),
-    "report": Verb("one page about one or more runs", "commands.report:report"),
-    "watch": Verb("the same page, live, for runs in progress", "commands.watch:watch"),
-    "verify": Verb("check every hash of a run, a checkpoint or data", "commands.verify:verify"),
+    "compare": Verb("what runs show, and what is noise", "commands.results:compare"),
+    "board": Verb("rank the runs of a track", "commands.results:board"),
+    "report": Verb("one page about one or more runs", "commands.results:report"),
+    "watch": Verb("the same page, live, for runs in progress", "commands.results:watch"),
+    "verify": Verb("check every hash of a run, a checkpoint or data", "commands.data:verify_any"),
     "doctor": Verb("what this machine can do", "commands.doctor:doctor"),
 }
 
@@ -51,7 +52,7 @@ VERBS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """The console script."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    sleep_sooner()
+    limit_openmp_spin()
     try:
         with naming_files():
             return _dispatch(arguments)
@@ -79,7 +80,13 @@ def _dispatch(arguments: list[str]) -> int:
     if name not in VERBS:
         raise UserError(_unknown(name, arguments))
     module, function = VERBS[name].run.split(":")
-    return int(getattr(importlib.import_module(f"paceline.{module}"), function)(arguments[words:]))
+    flags = migrate_flags(arguments[words:], _warn)
+    return int(getattr(importlib.import_module(f"paceline.{module}"), function)(flags))
+
+
+def _warn(line: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(f"paceline: {line}", file=sys.stderr)
 
 
 def _unknown(name: str, arguments: list[str]) -> str:

@@ -1,7 +1,7 @@
 """paceline from Python: shards from text, configs from presets, runs with a callback, text from them, comparisons.
 
     config = paceline.configure("demo", {"steps": 200, "model.softcap": None})
-    run = paceline.pretrain(config, on_record=print)
+    run = paceline.pretrain(config, on_metrics=print)
     print(run.card.val_loss, run.generate("Return the"))
 
 The command line does the same things with the same names, and a run made here is a folder like any other. Mistakes
@@ -20,29 +20,29 @@ from typing import TYPE_CHECKING, Any
 from paceline.checkpoint.run_folder import new_run, open_run
 from paceline.core.errors import ConfigError, PacelineError, RunError
 from paceline.core.schema import flatten
-from paceline.core.threads import sleep_sooner
-from paceline.data.config import PrepareConfig
+from paceline.core.threads import limit_openmp_spin
 from paceline.evaluate.config import SamplingConfig
 from paceline.lab.technique import with_values
 from paceline.metrics.card import RunCard, read_card
-from paceline.metrics.records import EvalRecord, StepRecord, read_metrics
-from paceline.metrics.sinks import OnRecord
+from paceline.metrics.metrics_file import EvalMetrics, StepMetrics, read_metrics
+from paceline.metrics.sinks import OnMetrics
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
-from paceline.train.config import RunConfig
+from paceline.settings.run import RunConfig
+from paceline.text.config import PrepareConfig
 
 if TYPE_CHECKING:
-    from paceline.data.manifest import DatasetManifest
+    from paceline.analysis.ablation import Ablation
     from paceline.evaluate.load import LoadedRun
-    from paceline.lab.ablate.result import Ablation
     from paceline.lab.compare.compare import Comparison
+    from paceline.text.manifest import DatasetManifest
 
 __all__ = [
-    "EvalRecord",
+    "EvalMetrics",
     "PacelineError",
     "Run",
     "RunConfig",
-    "StepRecord",
+    "StepMetrics",
     "ablate",
     "compare",
     "configure",
@@ -71,7 +71,7 @@ def prepare(
     there is some; a single .txt or .md is cut in two. `skip_bad` leaves out what cannot be read; `overwrite` begins
     anew. Called again it finds all done, or goes on. `workers` processes cut the text; more than one import the calling
     script again, which must then keep what it does under `if __name__ == "__main__":`."""
-    from paceline.data.prepare import prepare as prepared
+    from paceline.text.prepare import prepare as prepared
 
     config = PrepareConfig(
         inputs=tuple(map(str, inputs)),
@@ -109,22 +109,22 @@ def configure(name: str = "demo", changes: Mapping[str, Any] | None = None, *, s
     return with_values(config, left)
 
 
-def pretrain(config: RunConfig, *, out: str | Path | None = None, on_record: OnRecord | None = None) -> "Run":
+def pretrain(config: RunConfig, *, out: str | Path | None = None, on_metrics: OnMetrics | None = None) -> "Run":
     """Train `config` from step 0 in this process and return the run, in the folder `out` or a new one in `runs/`.
 
-    `on_record` gets every record that goes into metrics.jsonl, of a step or of a validation, soon after it was made, in
-    place of the lines that are printed otherwise. If it returns True the run stops well, with a checkpoint; what it
+    `on_metrics` gets every record that goes into metrics.jsonl, of a step or of a validation, soon after it was made,
+    in place of the lines that are printed otherwise. If it returns True the run stops well, with a checkpoint; what it
     raises ends the run and is raised here."""
     _expect(config, RunConfig, "a config", 'configure("demo")')
-    if on_record is not None and not callable(on_record):
-        raise ConfigError(f"on_record {on_record!r:.40} cannot be called; give a function of one record")
-    sleep_sooner()
+    if on_metrics is not None and not callable(on_metrics):
+        raise ConfigError(f"on_metrics {on_metrics!r:.40} cannot be called; give a function of one record")
+    limit_openmp_spin()
     from paceline.train.run import start_run
 
     began = time.perf_counter()
     with new_run(config.preset, None if out is None else str(out)) as folder:
         start_run(
-            config, folder, preset=preset(config.preset), on_record=on_record, age=lambda: time.perf_counter() - began
+            config, folder, preset=preset(config.preset), on_metrics=on_metrics, age=lambda: time.perf_counter() - began
         )
     return Run(folder.path)
 
@@ -167,33 +167,26 @@ def ablate(
     are processes, `jobs` at a time (None: one, or one for each GPU), in the folder `out`; called again with the same
     configs it goes on where it was. Raises PacelineError if a run did not come to its end; what the others say is in
     the folder. Needs paceline[report]."""
-    from paceline.lab.ablate.here import concluded, device_of, jobs_here, launch_here, opened
+    from paceline.lab.ablate.ablation_text import console_for
+    from paceline.lab.ablate.arms import Choice, make_plan
+    from paceline.lab.ablate.local import device_of, jobs_at_a_time, run_ablation
     from paceline.lab.ablate.outcomes import outcomes
-    from paceline.lab.ablate.plan import Choice, make_plan
-    from paceline.lab.ablate.schedule import carry_out
-    from paceline.lab.ablate.show import Progress, console_for
 
     for one in (config, against):
         _expect(one, RunConfig, "a config", 'configure("demo")')
-    for name, number in (("seeds", seeds), ("jobs", jobs)):
-        if number is not None and number < 1:
-            raise ConfigError(f"--{name} {number} must be at least 1")
     choice = Choice(seeds=seeds, add=add, leave_out=leave_out, device=device_of(config))
     plan = make_plan(with_steps(against, config.steps), config, choice)
     folder = Path(out or f"runs/ablate-{config.preset}")
-    at_a_time = jobs_here(plan, jobs)
-    with opened(plan, folder) as (series, lock), Progress(plan, at_a_time, console_for(json=False)) as progress:
-        carry_out(series, launch_here(plan, at_a_time, lock), jobs=at_a_time, show=progress)
-        if series.stopped_by is not None:
-            raise RunError(f"{folder}: stopped; the same call goes on where it was")
-        ablation = concluded(plan, series)
-    if ablation.not_counted:
-        (name, why), *_ = ablation.not_counted
+    found = run_ablation(plan, folder, jobs=jobs_at_a_time(plan, jobs), console=console_for(json=False))
+    if isinstance(found, int):
+        raise RunError(f"{folder}: stopped; the same call goes on where it was")
+    if found.not_counted:
+        first, count = found.not_counted[0], len(found.not_counted)
         refused = [str(folder / one.run.name) for one in outcomes(plan.runs, folder) if one.state == "refused"]
         cure = f"delete {', '.join(refused)}, then " if refused else ""  # what is there is never overwritten
-        count, again = len(ablation.not_counted), f"{cure}the same call tries them again"
-        raise RunError(f"{folder}: {count} runs did not count, the first {name}: {why}; {again}")
-    return ablation
+        again = f"{cure}the same call tries them again"
+        raise RunError(f"{folder}: {count} runs did not count, the first {first.run}: {first.why}; {again}")
+    return found
 
 
 def _expect(value: Any, kind: Any, what: str, example: str) -> None:
@@ -215,11 +208,11 @@ class Run:
         return read_card(self.folder)
 
     @property
-    def steps(self) -> list[StepRecord]:
+    def steps(self) -> list[StepMetrics]:
         return read_metrics(self.folder)[0]
 
     @property
-    def evaluations(self) -> list[EvalRecord]:
+    def evaluations(self) -> list[EvalMetrics]:
         return read_metrics(self.folder)[1]
 
     def generate(self, prompt: str = "", *, tokens: int = 200, sampling: SamplingConfig | None = None) -> str:
@@ -232,8 +225,8 @@ class Run:
             raise ConfigError(f"{tokens} tokens cannot be written; ask for at least 1")
         from paceline.evaluate.generate import text_stream
 
-        model, tokenizer, window = self.loaded.model, self.loaded.tokenizer, self.loaded.window
-        return text_stream(model, tokenizer, prompt, sampling or SamplingConfig(), window=window, new_tokens=tokens)
+        model, tokenizer, windows = self.loaded.model, self.loaded.tokenizer, self.loaded.windows
+        return text_stream(model, tokenizer, prompt, sampling or SamplingConfig(), windows=windows, new_tokens=tokens)
 
     @cached_property
     def loaded(self) -> "LoadedRun":

@@ -14,17 +14,18 @@ from hypothesis import strategies as st
 
 from checkpoint.samples import FILES, checkpoint, equal, saved
 from paceline.checkpoint import manifest, store
-from paceline.checkpoint.run_config import read_run_config
 from paceline.checkpoint.run_folder import RunFolder
+from paceline.checkpoint.verified import read_run_config
 from paceline.commands.train import MAY_CHANGE_ON_RESUME
 from paceline.core.errors import PacelineError
-from paceline.core.schema import changes, from_dict
-from paceline.data.batches import validation_batches
-from paceline.data.corpus import open_corpus
-from paceline.data.verify import verify
+from paceline.core.files import blake2b_of
+from paceline.core.schema import changes
+from paceline.evaluate.validation import validation_batches
 from paceline.metrics.card import read_card
-from paceline.metrics.records import read_metrics
-from paceline.train.config import RunConfig
+from paceline.metrics.metrics_file import read_metrics
+from paceline.settings.run import RunConfig, read_config
+from paceline.text.dataset import open_corpus
+from paceline.text.verify import verify
 from train import frozen
 from train.soaking import note_result
 from train.tiny import write_text_shards
@@ -132,7 +133,7 @@ class VouchedCheckpoints(Checkpoints):
         folder, name = run.checkpoint(2), FILES[number % (len(FILES) - 1)]
         mutate(folder / name, how)
         entries = [
-            manifest.FileEntry(name=n, bytes=(folder / n).stat().st_size, blake2b=manifest.blake2b_of(folder / n))
+            manifest.FileEntry(name=n, bytes=(folder / n).stat().st_size, blake2b=blake2b_of(folder / n))
             for n in FILES[:-1]
         ]
         manifest.write_manifest(folder, 2, entries)
@@ -152,9 +153,7 @@ class Runs(Subject):
 
     @staticmethod
     def _read(folder: Path) -> tuple[RunConfig, str | None]:
-        return read_run_config(
-            RunFolder(folder), lambda found: from_dict(RunConfig, found), may_change=MAY_CHANGE_ON_RESUME
-        )
+        return read_run_config(RunFolder(folder), read_config, may_change=MAY_CHANGE_ON_RESUME)
 
     def check(self, number: int, how: Mutation) -> None:
         run = self.fresh()

@@ -7,7 +7,6 @@ import os
 import resource
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,17 @@ import torch
 from safetensors.torch import load_file
 
 from checkpoint.samples import FILES, assert_loads, checkpoint, equal, saved
-from paceline.checkpoint import manifest, store, tensors
+from paceline.checkpoint import store, tensors
+from paceline.checkpoint.manifest import seal_of
 from paceline.checkpoint.run_folder import RunFolder
+from paceline.checkpoint.save import save, set_aside_after
 from paceline.core.errors import ConfigError, PacelineError, RunError
 
 
 def test_what_was_saved_is_loaded_and_the_oldest_is_pruned(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for step in (1, 2, 3):
-        store.save(run, checkpoint(step), keep=2)
+        save(run, checkpoint(step), keep=2)
         assert_loads(run, step)
     assert [path.name for path in run.checkpoints()] == ["step_000002", "step_000003"]
     assert sorted(path.name for path in run.checkpoint(3).iterdir()) == sorted(FILES)
@@ -42,11 +43,11 @@ def test_files_are_safetensors_that_others_can_read(tmp_path: Path) -> None:
 def test_a_group_is_cut_into_files_of_limited_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors, "FILE_BYTES", 100)
     large = {f"w{number}": torch.randn(number, 7) for number in range(1, 9)}
-    store.save(RunFolder(tmp_path), replace(checkpoint(1), model=large), keep=2)
+    save(RunFolder(tmp_path), checkpoint(1, model=large), keep=2)
     files = sorted(tmp_path.glob("checkpoints/step_000001/model-*"))
     assert [path.name for path in files] == [f"model-{number:05d}.safetensors" for number in range(1, len(files) + 1)]
     assert len(files) == 7  # 28 and 56 bytes share one, then each is too large for company
-    assert equal(store.load(tmp_path / "checkpoints/step_000001"), replace(checkpoint(1), model=large))
+    assert equal(store.load(tmp_path / "checkpoints/step_000001"), checkpoint(1, model=large))
 
 
 def test_weights_are_filled_in_place_or_not_at_all(tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def rewrite(path: Path, changes: dict[str, Any]) -> None:
     """A manifest that lies, and vouches for its lie."""
     content = {**json.loads(path.read_text()), **changes}
     content.pop("seal")
-    path.write_text(json.dumps(content | {"seal": manifest._seal(content)}))
+    path.write_text(json.dumps(content | {"seal": seal_of(content)}))
 
 
 def entry(**changes: Any) -> dict[str, Any]:
@@ -116,8 +117,8 @@ def entry(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"format": 3}, "format 3, this version reads 1 to 2"),
-        ({"format": "2"}, "states no format"),
+        ({"format": 4}, "format 4, this version reads 1 to 3"),
+        ({"format": "3"}, "states no format"),
         ({"step": 7}, "is that of step 7"),
         ({"step": True}, "step: expected int"),
         ({"files": []}, "lacks state.json or the weights"),
@@ -168,10 +169,10 @@ def test_the_newest_of_a_step_or_before(tmp_path: Path) -> None:
 
 def test_checkpoints_left_behind_are_set_aside_until_the_next_save(tmp_path: Path) -> None:
     run = saved(tmp_path, 1, 4, 9)
-    store.set_aside_after(run, 4)
+    set_aside_after(run, 4)
     assert [path.name for path in run.checkpoints()] == ["step_000001", "step_000004"]
     assert [path.name for path in run.set_aside()] == ["set_aside_step_000009"]
-    store.save(run, checkpoint(5), keep=2)
+    save(run, checkpoint(5), keep=2)
     assert run.set_aside() == []
     assert [path.name for path in run.checkpoints()] == ["step_000004", "step_000005"]
 
@@ -180,10 +181,10 @@ def test_a_file_that_claims_more_than_it_has_is_refused_before_anything_is_alloc
     header = json.dumps({"a": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(RunError, match="not a safetensors file"):
-        tensors.read_group(tmp_path, ["model.safetensors"])
+        store.read_group(tmp_path, ["model.safetensors"])
     (tmp_path / "model.safetensors").write_bytes((2**62).to_bytes(8, "little") + header)
     with pytest.raises(RunError, match="not a safetensors file"):
-        tensors.read_group(tmp_path, ["model.safetensors"])
+        store.read_group(tmp_path, ["model.safetensors"])
 
 
 # ---- a save that fails
@@ -236,7 +237,7 @@ def test_after_a_failure_at_any_write_the_old_or_the_new_checkpoint_loads(tmp_pa
         run, disk = RunFolder(tmp_path / str(number)), Disk(number)
         shutil.copytree(before.path, run.path)
         with failing(disk), contextlib.suppress(PacelineError):
-            store.save(run, checkpoint(2), keep=2)
+            save(run, checkpoint(2), keep=2)
         assert_loads(run, 2 if run.checkpoint(2).exists() else 1)
         assert not list(run.path.glob("checkpoints/.*")), "nothing half-written stays"
         shutil.rmtree(run.path)
@@ -249,13 +250,13 @@ def test_after_a_failure_at_any_write_the_old_or_the_new_checkpoint_loads(tmp_pa
 def test_a_full_disk_is_one_line_with_what_to_do(tmp_path: Path) -> None:
     run = saved(tmp_path, 1)
     with failing(Disk(5)), pytest.raises(PacelineError, match="is intact, make room and continue with --resume"):
-        store.save(run, checkpoint(2), keep=2)
+        save(run, checkpoint(2), keep=2)
     assert_loads(run, 1)
 
 
 def test_a_failure_that_more_room_would_not_mend_does_not_ask_for_it(tmp_path: Path) -> None:
     run = saved(tmp_path, 1)
-    large = replace(checkpoint(2), model={"a": torch.zeros(1 << 20)})
+    large = checkpoint(2, model={"a": torch.zeros(1 << 20)})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
@@ -263,7 +264,7 @@ def test_a_failure_that_more_room_would_not_mend_does_not_ask_for_it(tmp_path: P
             PacelineError,
             match=r"step_000002: could not be saved \(File too large\); .* intact, continue with --resume",
         ) as caught:
-            store.save(run, large, keep=2)
+            save(run, large, keep=2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "\n" not in str(caught.value)
@@ -273,5 +274,5 @@ def test_a_failure_that_more_room_would_not_mend_does_not_ask_for_it(tmp_path: P
 def test_what_a_killed_save_left_is_removed_by_the_next(tmp_path: Path) -> None:
     run = saved(tmp_path, 1)
     (tmp_path / "checkpoints" / ".step_000002.77.tmp").mkdir()
-    store.save(run, checkpoint(3), keep=2)
+    save(run, checkpoint(3), keep=2)
     assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["step_000001", "step_000003"]

@@ -13,13 +13,12 @@ import pytest
 
 from paceline.cli import main
 from paceline.commands import ablate
-from paceline.commands.train import base_config
 from paceline.core.schema import read_json
 from paceline.metrics.card import read_card
 
 TINY = [
     *("r18-softcap", "--scale", "1/16", "--steps", "2", "--batch.tokens", "128", "--batch.sequence-tokens", "128"),
-    *("--evaluate.tokens", "128", "--evaluate.every", "1", "--train.free-steps", "0", "--train.threads", "1"),
+    *("--evaluate.tokens", "128", "--evaluate.every", "1", "--train.untimed-steps", "0", "--train.threads", "1"),
     *("--model.num-layers", "6", "--model.layers-without-attention", "4"),
 ]
 ONE_PART = [*TINY, "--only", "softcap-15", "--no-add", "--seeds", "2"]
@@ -48,7 +47,7 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
         started.append(words)
         return Inside(main(["train", *words]))
 
-    monkeypatch.setattr("paceline.lab.ablate.here.local_launch", lambda **_: launch)
+    monkeypatch.setattr("paceline.lab.ablate.local.local_launch", lambda **_: launch)
     monkeypatch.setattr("paceline.lab.ablate.schedule.POLL_S", 0.0)
     return started
 
@@ -101,8 +100,8 @@ def test_a_dry_run_names_arms_reasons_and_runs(tmp_path: Path, capsys: pytest.Ca
     assert main(["ablate", *TINY, "--dry-run", "--out", str(tmp_path / "a")]) == 0
     said = " ".join(capsys.readouterr().out.split())
     for words in (
-        *("without-softcap-15", "with-softcap-15", "acts on a GPU only", "12 arms x 3 seeds: 36 runs of 2 steps"),
-        "36 runs to make, 1 at a time; how long is known when the first has ended",
+        *("without-softcap-15", "with-softcap-15", "acts on a GPU only", "10 arms x 3 seeds: 30 runs of 2 steps"),
+        "30 runs to make, 1 at a time; how long is known when the first has ended",
     ):
         assert words in said
     assert not (tmp_path / "a").exists()
@@ -131,7 +130,7 @@ def test_a_dry_run_names_arms_reasons_and_runs(tmp_path: Path, capsys: pytest.Ca
 def test_one_preset_without_what_is_named(without: list[str], arms: dict[str, str]) -> None:
     """Of a single part nothing is run twice."""
     argv = ["demo", "--steps", "3", "--without", *without]
-    plan = ablate._plan(argv, ablate.parse_arguments(argv, base_config(argv)))
+    plan = ablate._plan(argv, ablate._parsed(argv))
     found = {arm.name: f"{arm.config.optim.matrices} {arm.config.model.softcap}" for arm in plan.arms}
     assert found == arms
     unet = {arm.name: arm.config.model.unet_skips for arm in plan.arms}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from paceline.cli import main
-from paceline.commands.bench import StepArgs, parse_arguments, train_words
-from paceline.commands.train import base_config
+from paceline.commands.bench import StepArgs, train_words
+from paceline.commands.train import base_config, parse_on_preset
 from paceline.commands.train import parse_arguments as parse_train
 from paceline.lab.bench.classes import CLASSES
 from train.tiny import write_text_shards
@@ -165,7 +165,7 @@ def test_products_in_a_table_for_people(tmp_path: Path, capsys: pytest.CaptureFi
 )
 def test_the_start_is_measured_with_the_config_of_the_steps(flags: tuple[str, ...]) -> None:
     base = base_config(flags)
-    arguments = parse_arguments(StepArgs, flags, base)
+    arguments = parse_on_preset(StepArgs, flags, base, verb="bench step", description="")
     found = train_words(arguments, base)
     assert parse_train(found, base_config(found)).config == arguments.config
 

@@ -3,34 +3,24 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import tyro
 
-from data.test_prepare import stdin_of
-from data.test_sources import write_jsonl
-from paceline.commands.data import (
-    PrepareArgs,
-    ProgressLines,
-    StatsArgs,
-    VerifyArgs,
-    _tokens,
-    run_prepare,
-    run_stats,
-    run_verify,
-)
-from paceline.commands.verify import _verified
+from paceline.commands import data
+from paceline.commands.data import ProgressLines, _verified
 from paceline.core.errors import DataError
-from paceline.data.config import DataConfig
-from paceline.data.dataset import open_dataset
-from paceline.data.prepare import Status
-from paceline.data.shards import manifest_path, open_shard, positions_of, write_shard
-from paceline.data.stats import document_lengths, histogram, stats
-from paceline.data.tokenizer import train_tokenizer
-from paceline.data.verify import verify
+from paceline.data.shards import manifest_path, open_shard, positions_of
+from paceline.settings.data import DataConfig
+from paceline.text.dataset import open_dataset
+from paceline.text.prepare import Status
+from paceline.text.shard_writer import write_shard
+from paceline.text.stats import document_lengths, histogram, stats
+from paceline.text.tokenizer import train_tokenizer
+from paceline.text.verify import verify
+from text.test_prepare import stdin_of
+from text.test_sources import write_jsonl
 
 TEXTS = [f"document {n} " + "word " * (n % 37) for n in range(500)]
 
@@ -40,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
     """A prepared folder: 500 documents, 4 shards of training and one of validation."""
     path = write_jsonl(tmp_path / "in.jsonl", TEXTS)
     arguments = [str(path), "--out", str(tmp_path / "out"), "--tokenizer", "bytes", "--shard-tokens", "15000"]
-    assert run_prepare(tyro.cli(PrepareArgs, args=[*arguments, "--val-share", "0.05"])) == 0
+    assert data.prepare([*arguments, "--val-share", "0.05"]) == 0
     return tmp_path / "out"
 
 
@@ -48,7 +38,7 @@ def test_prepare_tells_what_it_made(folder: Path, capsys: pytest.CaptureFixture[
     tokens = sum(len(text) + 1 for text in TEXTS)
     arguments = [str(tmp_path / "in.jsonl"), "--out", str(folder), "--tokenizer", "bytes", "--shard-tokens", "15000"]
     capsys.readouterr()
-    assert run_prepare(tyro.cli(PrepareArgs, args=[*arguments, "--val-share", "0.05", "--json"])) == 0
+    assert data.prepare([*arguments, "--val-share", "0.05", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["complete"]
     assert sum(shard["tokens"] for shard in said["shards"]) == tokens
@@ -56,8 +46,7 @@ def test_prepare_tells_what_it_made(folder: Path, capsys: pytest.CaptureFixture[
 
 def test_prepare_warns_when_a_side_is_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_jsonl(tmp_path / "in.jsonl", ["only one"])
-    args = PrepareArgs(inputs=(str(path),), out=str(tmp_path / "out"), tokenizer="bytes")
-    assert run_prepare(args) == 0
+    assert data.prepare([str(path), "--out", str(tmp_path / "out"), "--tokenizer", "bytes"]) == 0
     assert "no document went to val" in capsys.readouterr().out
 
 
@@ -66,18 +55,18 @@ def test_of_standard_input_prepare_says_which_share_gives_validation(
 ) -> None:
     """It cannot be looked at beforehand, so few documents may leave none to validation; those of a file never do."""
     path = write_jsonl(tmp_path / "in.jsonl", [f"document {number}" for number in range(15)])
-    args = PrepareArgs(inputs=("-",), stdin_format="jsonl", out=str(tmp_path / "out"), tokenizer="bytes")
+    args = ["--stdin-format", "jsonl", "--tokenizer", "bytes", "--out", str(tmp_path / "out")]
     with stdin_of(path.read_bytes()):
-        assert run_prepare(args) == 0
+        assert data.prepare(["-", *args]) == 0
     assert "a run needs both: --val-share 0.2 --overwrite takes about 3 of 15" in capsys.readouterr().out
     with stdin_of(path.read_bytes()):
-        assert run_prepare(replace(args, val_share=0.2, overwrite=True)) == 0
-    assert run_prepare(replace(args, inputs=(str(path),), out=str(tmp_path / "file"))) == 0
+        assert data.prepare(["-", *args, "--val-share", "0.2", "--overwrite"]) == 0
+    assert data.prepare([str(path), *args[:-1], str(tmp_path / "file")]) == 0
     assert "no document" not in capsys.readouterr().out
 
 
 def test_a_sound_folder_verifies(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_verify(VerifyArgs(path=folder)) == 0
+    assert data.verify([str(folder)]) == 0
     assert "ok" in capsys.readouterr().out
     assert all(check.hashed for check in verify(folder).files if check.tokens)
 
@@ -108,10 +97,10 @@ def test_damage_is_named(
     else:
         write_shard(path, np.arange(100, dtype=np.uint16), documents=0, tokenizer="")
     capsys.readouterr()
-    assert run_verify(VerifyArgs(path=folder)) == 1
+    assert data.verify([str(folder)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines[:-1] if problem in line and line.startswith(file.removesuffix(".json")[:10])]
-    assert run_verify(VerifyArgs(path=folder, json=True)) == 1
+    assert data.verify([str(folder), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["ok"] is False
 
 
@@ -158,7 +147,7 @@ def test_shards_without_manifests_have_their_size_checked(tmp_path: Path, capsys
     path = tmp_path / "x_train_000001.bin"
     write_shard(path, np.arange(100, dtype=np.uint16), documents=0, tokenizer="")
     manifest_path(path).unlink()
-    assert run_verify(VerifyArgs(path=tmp_path)) == 0
+    assert data.verify([str(tmp_path)]) == 0
     assert "1 without a hash" in capsys.readouterr().out
 
 
@@ -206,15 +195,15 @@ def test_histogram_buckets_are_powers_of_two_without_holes() -> None:
 
 
 def test_stats_are_shown_as_text_and_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_stats(StatsArgs(path=folder)) == 0
+    assert data.stats([str(folder)]) == 0
     assert "in all: 500 documents" in capsys.readouterr().out
-    assert run_stats(StatsArgs(path=folder, json=True)) == 0
+    assert data.stats([str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["total"]["documents"] == 500
 
 
 def test_progress_lines_tell_rate_and_time_left(capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
-    show = ProgressLines(lambda: now[0], _tokens)
+    show = ProgressLines(lambda: now[0])
     for now[0], read in ((5.0, 50 << 20), (10.0, 100 << 20), (15.0, 110 << 20), (30.0, 300 << 20)):
         show(Status(bytes_read=read, bytes_total=600 << 20, tokens=1_234_567, shards=3))
     lines = capsys.readouterr().err.splitlines()

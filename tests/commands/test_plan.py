@@ -51,10 +51,10 @@ def test_flags_of_train_change_what_is_planned(capsys: pytest.CaptureFixture[str
 
 def test_back_ends_that_are_named_or_left_out_are_planned_with(capsys: pytest.CaptureFixture[str]) -> None:
     fast, plain = planned(capsys, "r18-softcap"), planned(capsys, "r18-softcap", "--profile", "reference")
-    assert planned(capsys, "r18-softcap", "--train.no-fast-paths") == plain
-    whole_logits = planned(capsys, "r18-softcap", "--head.backend", "reference")
+    assert planned(capsys, "r18-softcap", "--train.no-custom-kernels") == plain
+    whole_logits = planned(capsys, "r18-softcap", "--lm-head.backend", "reference")
     assert whole_logits["memory_gib"] > 1.2 * fast["memory_gib"]
-    assert any(note.startswith("--head.backend reference: counted in memory only") for note in whole_logits["notes"])
+    assert any(note.startswith("--lm-head.backend reference: counted in memory only") for note in whole_logits["notes"])
 
 
 def test_very_deep_models_are_planned_in_seconds_and_absurd_ones_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +100,7 @@ def test_a_run_that_does_not_fit_is_an_answer(capsys: pytest.CaptureFixture[str]
     argv = ("r18-softcap", "--gpu", "4090", "--profile", "reference")
     assert main(["plan", *argv]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"It does not fit: [\d.]+ GiB needed, 21\.7 usable\. Remedy: --head\.backend chunked", said)
+    assert re.search(r"It does not fit: [\d.]+ GiB needed, 21\.7 usable\. Remedy: --lm-head\.backend chunked", said)
     assert "note: no step with reference paths was measured on 4090" in said
     assert planned(capsys, *argv)["fits"] is False
 
@@ -112,8 +112,11 @@ def test_a_run_that_does_not_fit_is_an_answer(capsys: pytest.CaptureFixture[str]
         (("r18-softcap", "--gpus", "0"), "--gpus 0 must be at least 1"),
         (("r18-softcap", "--gpus", "many"), "--gpus"),
         (("r18-softcap", "--gpus", "16"), "--gpus 16 cannot share 8 sequences"),
-        (("r18-softcap", "--parallel.split-sequence", "16"), "split-sequence 16 does not divide --gpus 8"),
-        (("r18-softcap", "--gpus", "64", "--parallel.split-sequence", "4"), "use --gpus 32, or --batch.tokens 1048576"),
+        (("r18-softcap", "--parallel.context-parallel", "16"), "context-parallel 16 does not divide --gpus 8"),
+        (
+            ("r18-softcap", "--gpus", "64", "--parallel.context-parallel", "4"),
+            "use --gpus 32, or --batch.tokens 1048576",
+        ),
         (("r18-softcap", "--price", "-1"), "--price -1.0 must be a number of at least 0"),
         (("r18-softcap", "--document-tokens", "0"), "--document-tokens 0.0 must be at least 1"),
         (("r18-softcap", "--profile", "magic"), "--profile"),

@@ -9,7 +9,7 @@ import pytest
 from paceline.cli import main
 from paceline.commands.slurm import submit
 from paceline.metrics.card import read_card
-from paceline.parallel.config import SlurmConfig
+from paceline.settings.parallel import SlurmConfig
 from parallel.launch import flags
 
 

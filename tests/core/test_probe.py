@@ -87,61 +87,22 @@ def test_a_named_device_that_is_missing_is_refused(monkeypatch: pytest.MonkeyPat
         probe.choose_device("cuda")
 
 
-def test_attention_falls_back_only_when_nobody_named_it() -> None:
-    assert probe.choose_attention("auto", "cpu").name == "reference"
-    assert "backward" in probe.choose_attention("auto", "cpu").reason
-    with pytest.raises(ConfigError, match=r"--attention\.backend flex"):
-        probe.choose_attention("flex", "cpu")
-
-
-@pytest.mark.parametrize("has_compiler", [True, False])
-def test_on_a_gpu_flex_is_taken_if_it_can_be_compiled(has_compiler: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "cuda", lambda: GPU)
-    monkeypatch.setattr(probe, "package_versions", lambda *names: {"triton": "3.6"})
-    monkeypatch.setattr(probe.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(probe.shutil, "which", lambda name: f"/bin/{name}" if has_compiler else None)
-    assert probe.choose_attention("auto", "cuda", own=False).name == ("flex" if has_compiler else "reference")
-    assert probe.choose_attention("reference", "cuda").name == "reference"
-    assert probe.choose_attention("auto", "cuda", head_dim=8, own=False).name == "reference"
-    with pytest.raises(ConfigError, match=r"no kernel for --model\.head-dim 8"):
-        probe.choose_attention("flex", "cuda", head_dim=8)
-
-
-@pytest.fixture
-def hopper(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+@pytest.mark.parametrize(("capability", "usable"), [((9, 0), True), ((8, 6), False), ((10, 0), False)])
+def test_our_kernels_are_for_hopper_and_name_the_capability_they_find(
+    capability: tuple[int, int], usable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(probe, "triton", lambda: probe.Verdict(name="triton", usable=True, reason="version 3.6"))
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
-    return monkeypatch
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
+    verdict = probe.own_kernels("cuda")
+    assert verdict.usable == usable
+    assert f"{capability[0]}.{capability[1]}" in verdict.reason
+    assert probe.ranges_attention("cuda").usable
 
 
-@pytest.mark.usefixtures("hopper")
-def test_our_kernels_are_taken_where_they_work_and_know_the_model() -> None:
-    assert probe.choose_attention("auto", "cuda").name == "ranges"
-    assert probe.choose_head("auto", "cuda", compiled=True).name == "fused"
-    assert probe.choose_head("auto", "cuda", compiled=True, own=False).name == "reference"
-    assert probe.choose_head("auto", "cuda", compiled=True, own=False, chunks=True).name == "chunked"
-    assert probe.choose_head("chunked", "cuda", compiled=True).name == "chunked"
-    assert probe.choose_fused("--mlp.backend", "auto", "cuda").name == "fused"
-    assert probe.choose_fused("--mlp.backend", "auto", "cuda", own=False).name == "reference"
-    passed_over = probe.choose_fused("--mlp.backend", "auto", "cuda", misfit="it knows relu2 only")
-    assert passed_over.name == "reference"
-    assert "relu2" in passed_over.reason
-    with pytest.raises(ConfigError, match=r"--mlp\.backend fused cannot be used: it knows relu2 only"):
-        probe.choose_fused("--mlp.backend", "fused", "cuda", misfit="it knows relu2 only")
-
-
-def test_an_older_card_falls_back_and_says_why(hopper: pytest.MonkeyPatch) -> None:
-    hopper.setattr("torch.cuda.get_device_capability", lambda: (8, 6))
-    assert "8.6" in probe.own_kernels("cuda").reason
-    assert probe.choose_head("auto", "cuda", compiled=True).name == "reference"
-    with pytest.raises(ConfigError, match=r"--head\.backend fused cannot be used: capability 8\.6"):
-        probe.choose_head("fused", "cuda", compiled=True)
-
-
-def test_a_cpu_has_no_kernels_of_ours() -> None:
-    assert probe.choose_head("auto", "cpu", compiled=False).name == "chunked"
-    with pytest.raises(ConfigError, match=r"--attention\.heads fused .*need a GPU"):
-        probe.choose_fused("--attention.heads", "fused", "cpu")
+def test_our_attention_needs_bf16_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "triton", lambda: probe.Verdict(name="triton", usable=True, reason="version 3.6"))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (7, 5))
+    assert probe.ranges_attention("cuda").reason == "capability 7.5; our kernels need 8.0"
 
 
 def test_importing_the_probe_does_not_import_torch() -> None:

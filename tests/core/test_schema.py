@@ -16,7 +16,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.schema import Change, changes, flatten, from_dict, read_json, to_dict
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.scaling import scaled
-from paceline.train.config import RunConfig
+from paceline.settings.run import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data.config import BatchConfig
 from paceline.data.corpus import Corpus
-from paceline.data.shards import Shard, open_shard, write_shard
+from paceline.data.shards import Shard, open_shard
+from paceline.settings.data import BatchConfig
+from paceline.text.shard_writer import write_shard
 
 BATCH = BatchConfig(tokens=8 * 16, sequence_tokens=16)
 

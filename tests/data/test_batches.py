@@ -1,6 +1,7 @@
 """Batches: the same tokens for any number of ranks and any number of restarts."""
 
-from itertools import islice
+from dataclasses import replace
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Literal
 
@@ -12,10 +13,13 @@ from hypothesis import strategies as st
 from data.samples import BATCH, COUNTING, counting_corpus, counting_tokens, in_memory
 from paceline.core.errors import ConfigError, DataError
 from paceline.core.units import BLOCK_TOKENS
-from paceline.data.batches import Batch, Cursor, batches, check_one_pass, told_of_passes, validation_batches
-from paceline.data.config import BatchConfig, DataConfig
-from paceline.data.corpus import Corpus, open_corpus
-from paceline.data.shards import manifest_path, write_shard
+from paceline.data.batches import Cursor, batches, check_data, position_after_steps
+from paceline.data.corpus import Batch, Corpus
+from paceline.data.shards import manifest_path
+from paceline.evaluate.validation import validation_batches
+from paceline.settings.data import BatchConfig, DataConfig
+from paceline.text.dataset import open_corpus
+from paceline.text.shard_writer import write_shard
 
 EOT = 0
 Kind = Literal["sequential", "shuffled"]
@@ -28,7 +32,7 @@ def documents(lengths: list[int]) -> np.ndarray:
 
 
 def first_batches(corpus: Corpus, data: DataConfig, batch: BatchConfig, count: int, **place: int) -> list[Batch]:
-    return [found for found, _ in islice(batches(corpus, data, batch, seed=4, **place), count)]
+    return [found for found, _ in islice(batches(corpus, data, batch, repeat(batch.sequences), seed=4, **place), count)]
 
 
 def test_sequential_batches_equal_a_hand_computation() -> None:
@@ -60,28 +64,43 @@ def test_world_size_never_changes_the_global_batch(
     batch = BatchConfig(tokens=8 * BLOCK_TOKENS, sequence_tokens=BLOCK_TOKENS)
 
     def rows(rank: int, world: int) -> np.ndarray:
-        found, _ = next(batches(corpus, data, batch, seed=seed, start=Cursor(step), rank=rank, world=world))
+        start = Cursor(step * BLOCK_TOKENS)
+        found, _ = next(batches(corpus, data, batch, [8], seed=seed, start=start, rank=rank, world=world))
         return np.stack([found.tokens, found.targets], axis=1)
 
     shares = [rows(rank, world) for rank in range(world)]
     assert np.array_equal(np.concatenate(shares), rows(0, 1))
 
 
-@given(order=st.sampled_from(["sequential", "shuffled"]), stop=st.integers(0, 40), more=st.integers(1, 20))
-def test_starting_from_a_cursor_equals_never_having_stopped(order: Kind, stop: int, more: int) -> None:
-    data = DataConfig(order=order)
-    whole = list(islice(batches(COUNTING, data, BATCH, seed=4), stop + more))
+@given(
+    order=st.sampled_from(["sequential", "shuffled"]),
+    stop=st.integers(0, 40),
+    sizes=st.lists(st.integers(1, 8), min_size=1, max_size=60),
+)
+def test_starting_from_a_cursor_equals_never_having_stopped(order: Kind, stop: int, sizes: list[int]) -> None:
+    """Also where batches change their size."""
+    data, stop = DataConfig(order=order), min(stop, len(sizes) - 1)
+    whole = list(batches(COUNTING, data, BATCH, sizes, seed=4))
     cursor = whole[stop - 1][1] if stop else Cursor()
-    resumed = list(islice(batches(COUNTING, data, BATCH, seed=4, start=cursor), more))
+    resumed = list(batches(COUNTING, data, BATCH, sizes[stop:], seed=4, start=cursor))
     for (left, left_cursor), (right, right_cursor) in zip(whole[stop:], resumed, strict=True):
         assert np.array_equal(left.tokens, right.tokens)
         assert np.array_equal(left.targets, right.targets)
         assert left_cursor == right_cursor
 
 
+@pytest.mark.parametrize("order", ["sequential", "shuffled"])
+def test_a_count_of_equal_steps_becomes_the_position_after_them(order: Kind) -> None:
+    """Older checkpoints count steps."""
+    data = DataConfig(order=order)
+    cursors = [cursor for _, cursor in batches(COUNTING, data, BATCH, [8] * 40, seed=4)]
+    found = [position_after_steps(COUNTING, data, BATCH, steps) for steps in range(41)]
+    assert found == [0, *(cursor.position for cursor in cursors)]
+
+
 def test_the_seed_moves_a_shuffled_order_only() -> None:
     def first(order: Kind, seed: int) -> np.ndarray:
-        return next(batches(COUNTING, DataConfig(order=order), BATCH, seed=seed))[0].tokens
+        return next(batches(COUNTING, DataConfig(order=order), BATCH, [8], seed=seed))[0].tokens
 
     assert np.array_equal(first("sequential", 1), first("sequential", 2))
     assert not np.array_equal(first("shuffled", 1), first("shuffled", 2))
@@ -89,41 +108,52 @@ def test_the_seed_moves_a_shuffled_order_only() -> None:
 
 def test_ranks_that_cannot_share_equally_are_refused() -> None:
     with pytest.raises(ConfigError, match="3 ranks"):
-        next(batches(COUNTING, DataConfig(), BATCH, seed=0, rank=0, world=3))
+        next(batches(COUNTING, DataConfig(), BATCH, [8], seed=0, rank=0, world=3))
 
 
 @pytest.mark.parametrize(("order", "steps"), [("sequential", 7 + 5), ("shuffled", (56 + 43) // 8)])
 def test_one_pass_refuses_one_step_too_many(order: Kind, steps: int) -> None:
     data = DataConfig(order=order, one_pass=True)
-    check_one_pass(COUNTING, data, BATCH, steps)
-    with pytest.raises(ConfigError, match=f"--steps {steps + 1}"):
-        check_one_pass(COUNTING, data, BATCH, steps + 1)
+    check_data(COUNTING, data, BATCH, repeat(8), steps)
+    with pytest.raises(ConfigError, match=f"--steps {steps + 1} .* one pass gives {steps} steps"):
+        check_data(COUNTING, data, BATCH, repeat(8), steps + 1)
 
 
 @pytest.mark.parametrize("order", ["sequential", "shuffled"])
 def test_within_one_pass_no_token_is_read_twice(order: Kind) -> None:
-    data = DataConfig(order=order)
     steps = 12
-    check_one_pass(COUNTING, data, BATCH, steps)
+    data = DataConfig(order=order, one_pass=True)
+    check_data(COUNTING, data, BATCH, repeat(8), steps)
     inputs = np.concatenate([batch.tokens.ravel() for batch in first_batches(COUNTING, data, BATCH, steps)])
     assert len(np.unique(inputs)) == len(inputs)
 
 
+def test_a_size_of_any_step_that_no_shard_can_give_is_refused_at_the_start() -> None:
+    check_data(COUNTING, DataConfig(), BATCH, [8, 56], 2)
+    check_data(COUNTING, DataConfig(), BATCH, [8, 57], 1)
+    with pytest.raises(ConfigError, match=r"--batch.tokens 912: no shard holds a whole batch"):
+        check_data(COUNTING, DataConfig(), BATCH, [8, 57], 2)
+
+
 @pytest.mark.parametrize("order", ["sequential", "shuffled"])
 def test_more_than_two_passes_are_told_with_the_steps_of_one(order: Kind) -> None:
+    def warning(steps: int, data: DataConfig) -> str | None:
+        return check_data(COUNTING, data, BATCH, repeat(8), steps)
+
     data = DataConfig(dir="books", order=order)
-    assert told_of_passes(COUNTING, data, BATCH, 24) is None
-    assert told_of_passes(COUNTING, data, BATCH, 109) == "the training text is read 9.1 times; --steps 12 is one pass"
-    check_one_pass(COUNTING, data, BATCH, 12)
-    assert told_of_passes(COUNTING, data, BATCH, 25) is not None
-    assert told_of_passes(COUNTING, DataConfig(order=order), BATCH, 109) is None  # the built-in text
+    assert warning(24, data) is None
+    assert warning(109, data) == "the training text is read 9.1 times; --steps 12 is one pass"
+    assert warning(12, replace(data, one_pass=True)) is None
+    assert warning(25, data) is not None
+    assert warning(109, DataConfig(order=order)) is None  # the built-in text
 
 
 def test_the_padding_of_aligned_documents_makes_a_pass_longer() -> None:
     corpus, batch = in_memory(documents([130] * 20)), BatchConfig(tokens=256, sequence_tokens=128)
     plain, aligned = (DataConfig(dir="books", end_of_text=EOT, align_documents=align) for align in (False, True))
-    assert told_of_passes(corpus, plain, batch, 30) == "the training text is read 3.0 times; --steps 10 is one pass"
-    assert told_of_passes(corpus, aligned, batch, 30) is None
+    warning = "the training text is read 3.0 times; --steps 10 is one pass"
+    assert check_data(corpus, plain, batch, repeat(2), 30) == warning
+    assert check_data(corpus, aligned, batch, repeat(2), 30) is None
 
 
 def aligned_batches(corpus: Corpus, batch: BatchConfig, count: int, order: Kind = "sequential") -> list[Batch]:
@@ -167,7 +197,7 @@ class AlignedView:
     def __init__(self, corpus: Corpus) -> None:
         from paceline.data.aligned import AlignedCorpus
 
-        aligned = AlignedCorpus(corpus, EOT)
+        aligned = AlignedCorpus(corpus.shards, end_of_text=EOT)
         batch = aligned.take(np.array([[0, 0]]), aligned.lengths[0])
         self.counted_inputs = batch.tokens[0][batch.targets[0] != -100].tolist()
 
@@ -258,7 +288,7 @@ def test_an_id_past_the_vocabulary_is_found_as_it_is_read_if_the_manifest_lied(a
     corpus = open_corpus(tmp_path, "*.bin", 200)
     data = DataConfig(align_documents=aligned, end_of_text=EOT)
     batch = BatchConfig(tokens=128, sequence_tokens=128)
-    read = batches(corpus, data, batch, seed=0)
+    read = batches(corpus, data, batch, [1, 1], seed=0)
     next(read)
     with pytest.raises(
         DataError, match=r"x\.bin: among the tokens from 128 on is id 999, not below the vocabulary of 200"

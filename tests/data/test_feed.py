@@ -1,19 +1,19 @@
 """Feeding changes where tensors live, not what they hold."""
 
-from itertools import islice
+from itertools import repeat
 
 import pytest
 import torch
 
 from data.samples import BATCH, COUNTING
 from paceline.data.batches import batches
-from paceline.data.config import DataConfig
 from paceline.data.feed import feed
+from paceline.settings.data import DataConfig
 
 
 def check_equal_to_numpy(device: torch.device) -> None:
     """Each tensor is read by work queued after a long product, so a copy that is not waited for would show."""
-    plain = list(islice(batches(COUNTING, DataConfig(), BATCH, seed=0), 20))
+    plain = list(batches(COUNTING, DataConfig(), BATCH, [8] * 20, seed=0))
     fed = feed(iter(plain), device)
     sums = []
     for batch, cursor in fed:
@@ -36,7 +36,7 @@ def test_batches_reach_the_gpu_unchanged() -> None:
 
 @pytest.mark.gpu
 def test_feeding_a_gpu_never_waits() -> None:
-    plain = list(islice(batches(COUNTING, DataConfig(), BATCH, seed=0), 6))
+    plain = list(batches(COUNTING, DataConfig(), BATCH, [8] * 6, seed=0))
     fed = feed(iter(plain), torch.device("cuda"))
     next(fed)
     torch.cuda.set_sync_debug_mode("error")
@@ -48,5 +48,5 @@ def test_feeding_a_gpu_never_waits() -> None:
 
 def test_the_stream_is_not_read_to_its_end() -> None:
     """Training data never end, so feeding must not collect them."""
-    endless = batches(COUNTING, DataConfig(), BATCH, seed=0)
-    assert next(feed(endless, torch.device("cpu")))[1].step == 1
+    endless = batches(COUNTING, DataConfig(), BATCH, repeat(8), seed=0)
+    assert next(feed(endless, torch.device("cpu")))[1].position == BATCH.tokens

@@ -11,16 +11,8 @@ from hypothesis import strategies as st
 
 from paceline.core.errors import DataError
 from paceline.core.files import blake2b_of
-from paceline.data.shards import (
-    HEADER_BYTES,
-    MAGIC,
-    Shard,
-    check_vocabulary,
-    manifest_path,
-    open_shard,
-    positions_of,
-    write_shard,
-)
+from paceline.data.shards import HEADER_BYTES, MAGIC, Shard, check_vocabulary, manifest_path, open_shard, positions_of
+from paceline.text.shard_writer import write_shard
 
 
 def header(magic: int = MAGIC, version: int = 1, count: int = 3) -> bytes:
@@ -124,7 +116,7 @@ def test_rewriting_a_shard_never_leaves_the_old_manifest_beside_it(path: Path, m
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("paceline.data.shards.write_json", fail)
+    monkeypatch.setattr("paceline.text.shard_writer.write_json", fail)
     with pytest.raises(OSError, match="disk full"):
         write_shard(path, np.arange(5, dtype=np.uint16), documents=0, tokenizer="")
     assert open_shard(path).manifest is None

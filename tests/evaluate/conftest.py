@@ -7,7 +7,7 @@ from pydoc_data.topics import topics
 import pytest
 import torch
 
-from paceline.data.tokenizer import ByteTokenizer, Tokenizer, gpt2_tokenizer, train_tokenizer
+from paceline.text.tokenizer import ByteTokenizer, Tokenizer, gpt2_tokenizer, train_tokenizer
 from train.tiny import run, tiny_config
 
 GPT2_FILE = "6d1cbeee0f20b3d9449abfede4726ed8212e3aee"

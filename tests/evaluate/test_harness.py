@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from paceline.core.errors import ConfigError, UserError
-from paceline.data.tokenizer import Tokenizer
-from paceline.evaluate.config import SamplingConfig
+from paceline.evaluate.config import SamplingConfig, SuiteConfig
 from paceline.evaluate.generate import generate
 from paceline.evaluate.harness import judge_tasks, open_tasks
 from paceline.evaluate.hellaswag import judge_hellaswag, read_hellaswag
 from paceline.evaluate.load import LoadedRun, load_run
-from paceline.evaluate.score import pair_row, score_rows
+from paceline.evaluate.score import pair_row, score_rows, silent
 from paceline.model.gpt import GPT
+from paceline.text.tokenizer import Tokenizer
 from train.tiny import SENTENCES
 
 pytest.importorskip("lm_eval")
@@ -86,20 +86,18 @@ def loaded(trained: Path) -> LoadedRun:
 def test_a_task_of_local_files_has_the_score_of_our_own_protocol(task_folder: Path, loaded: LoadedRun) -> None:
     names = ["pets", "pets_text", "pets_write"]
     manager = open_tasks(names, task_folder)
-    results = {
-        result.name: result for result in judge_tasks(loaded, manager, names, most_tokens=256, fewshot=None, limit=None)
-    }
+    config = SuiteConfig(tasks=tuple(names))
+    results = {result.name: result for result in judge_tasks(loaded, manager, config, most_tokens=256)}
     asked = read_hellaswag(task_folder / "rows.jsonl")
-    ours = judge_hellaswag(loaded.model, loaded.tokenizer, asked, window=loaded.window, most_tokens=256)
-    assert results["pets"].figures == pytest.approx(
-        {"acc": ours.acc, "acc_stderr": ours.acc_stderr, "acc_norm": ours.acc_norm,
-         "acc_norm_stderr": ours.acc_norm_stderr}
-    )  # fmt: skip
-    assert 0 < ours.acc < 1
+    ours = judge_hellaswag(
+        loaded.model, loaded.tokenizer, asked, windows=loaded.windows, most_tokens=256, progress=silent
+    )
+    assert results["pets"].figures == pytest.approx(ours)
+    assert 0 < ours["acc"] < 1
     assert results["pets"].of["examples"] == 9
     texts = [question.context for question in asked]
     rows = [pair_row(loaded.tokenizer, "", text) for text in texts]
-    nats = sum(score.nats for score in score_rows(loaded.model, rows, window=loaded.window))
+    nats = sum(score.nats for score in score_rows(loaded.model, rows, windows=loaded.windows))
     bits = nats / torch.tensor(2.0).log().item() / sum(len(text.encode()) for text in texts)
     assert results["pets_text"].figures["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
     assert results["pets_write"].figures["exact_match"] == 0.0
@@ -124,7 +122,7 @@ def test_a_continuation_is_cut_from_its_context_as_ours_are(loaded: LoadedRun, t
     pairs = [("The cat", " sat"), ("The cat ", "sat"), ("The ca", "tapult"), ("", "The cat")]
     found = HarnessModel(run, most_tokens=256).loglikelihood([ask(*pair) for pair in pairs], disable_tqdm=True)
     rows = [pair_row(tokenizer, *pair) for pair in pairs]
-    expected = [-score.nats for score in score_rows(run.model, rows, window=run.window)]
+    expected = [-score.nats for score in score_rows(run.model, rows, windows=run.windows)]
     assert [value for value, _ in found] == pytest.approx(expected)
 
 
@@ -152,7 +150,7 @@ def test_writing_is_greedy_and_ends_before_a_stop_word(loaded: LoadedRun) -> Non
         loaded.model,
         loaded.tokenizer.encode("the cat"),
         SamplingConfig(temperature=0.0),
-        window=loaded.window,
+        windows=loaded.windows,
         new_tokens=20,
     )
     assert whole == loaded.tokenizer.decode(greedy)

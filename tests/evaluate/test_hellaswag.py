@@ -9,9 +9,10 @@ import torch
 
 from model.small import small
 from paceline.core.errors import DataError
-from paceline.data.tokenizer import ByteTokenizer
 from paceline.evaluate.hellaswag import Question, judge_hellaswag, read_hellaswag
+from paceline.evaluate.score import silent
 from paceline.model.gpt import GPT
+from paceline.text.tokenizer import ByteTokenizer
 
 SCENE = {
     "activity_label": "Cooking",
@@ -55,8 +56,8 @@ def judged(label: int) -> tuple[float, float]:
     with torch.no_grad():
         model.head.zero_()
     question = Question("Once", ("ab", "abcdef", "abc", "abcd"), label)
-    found = judge_hellaswag(model, tokenizer, [question] * 5, window=128, most_tokens=64)
-    return found.acc, found.acc_norm
+    found = judge_hellaswag(model, tokenizer, [question] * 5, windows=(128,), most_tokens=64, progress=silent)
+    return found["acc"], found["acc_norm"]
 
 
 @pytest.mark.parametrize(("label", "expected"), [(0, (1.0, 0.0)), (1, (0.0, 1.0)), (2, (0.0, 0.0))])

@@ -6,11 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.small import END_OF_TEXT, shaken, small
-from paceline.data.tokenizer import Tokenizer
+from model.lively import windows_of
+from model.small import END_OF_TEXT, shaken, small, windows
 from paceline.evaluate import score
 from paceline.evaluate.score import Row, Score, cut_to, pair_row, score_rows
 from paceline.model.gpt import GPT
+from paceline.text.tokenizer import Tokenizer
 
 WINDOW = 128
 
@@ -25,7 +26,7 @@ def rows_of(lengths: list[int]) -> list[Row]:
 def by_a_plain_pass(model: GPT, row: Row) -> Score:
     """From the logits of one row alone."""
     with torch.no_grad():
-        logits = model.logits(torch.tensor([row.ids[:-1]]), torch.tensor(WINDOW))[0]
+        logits = model.logits(torch.tensor([row.ids[:-1]]), windows(*windows_of(model, WINDOW)))[0]
     targets = torch.tensor(row.ids[1:])
     losses = -logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
     hits = logits[:, : model.config.vocab_size].argmax(-1) == targets
@@ -38,7 +39,7 @@ def by_a_plain_pass(model: GPT, row: Row) -> Score:
 def test_a_row_has_the_same_score_alone_and_among_longer_and_shorter_ones(name: str) -> None:
     model = shaken(small(name))
     rows = rows_of([2, 300, 17, 1026, 129, 5, 128])  # around a block, past the window, and padded to whole blocks
-    for row, found in zip(rows, score_rows(model, rows, window=WINDOW), strict=True):
+    for row, found in zip(rows, score_rows(model, rows, windows=windows_of(model, WINDOW)), strict=True):
         plain = by_a_plain_pass(model, row)
         np.testing.assert_allclose(found.losses, plain.losses, rtol=1e-4, atol=1e-4)
         assert found.likeliest.tolist() == plain.likeliest.tolist()
@@ -47,8 +48,8 @@ def test_a_row_has_the_same_score_alone_and_among_longer_and_shorter_ones(name: 
 def test_the_likeliest_tokens_are_known_as_such() -> None:
     model = shaken(small("r18-softcap"))
     with torch.no_grad():
-        first = int(model.logits(torch.tensor([[3, 4]]), torch.tensor(WINDOW))[0, -1, :300].argmax())
-    right, wrong = score_rows(model, [Row([3, 4, first], 2), Row([3, 4, (first + 1) % 300], 2)], window=WINDOW)
+        first = int(model.logits(torch.tensor([[3, 4]]), windows(WINDOW))[0, -1, :300].argmax())
+    right, wrong = score_rows(model, [Row([3, 4, first], 2), Row([3, 4, (first + 1) % 300], 2)], windows=(WINDOW,))
     assert (right.likeliest.tolist(), wrong.likeliest.tolist()) == ([True], [False])
     assert right.nats < wrong.nats
 
@@ -57,7 +58,7 @@ def test_progress_is_told_up_to_the_last_row(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(score, "PASS_TOKENS", 100)
     told: list[tuple[int, int]] = []
     model, rows = shaken(small("r18-softcap")), [Row([1] * 33, 32)] * 5
-    score_rows(model, rows, window=WINDOW, progress=lambda done, total: told.append((done, total)))
+    score_rows(model, rows, windows=(WINDOW,), progress=lambda done, total: told.append((done, total)))
     assert told == [(3, 5), (5, 5)]  # three rows of 32 tokens share a pass of 100
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from model.small import shaken, small
 from paceline.core.errors import DataError
-from paceline.data.tokenizer import ByteTokenizer, Tokenizer
 from paceline.evaluate.text import judge_text, read_text, rolling_rows
 from paceline.model.gpt import GPT
+from paceline.text.tokenizer import ByteTokenizer, Tokenizer
 
 TEXT = "Ein Satz, naïve café, and <|endoftext|> spelled out.\r\n" * 6
 
@@ -45,21 +45,19 @@ def test_an_even_guess_costs_the_log_of_the_vocabulary_per_token(tmp_path: Path,
     with torch.no_grad():
         model.head.zero_()
     file = read_text(text_file(tmp_path))
-    found = judge_text(model, tokenizer, file, window=128, window_tokens=128, most_tokens=32)
+    found = judge_text(model, tokenizer, file, windows=(128,), most_tokens=32)
     assert found.tokens == len(tokenizer.encode(TEXT))
-    assert found.loss == pytest.approx(math.log(config.head_rows))
-    assert found.bits_per_byte == pytest.approx(found.tokens * math.log2(config.head_rows) / len(TEXT.encode()))
+    assert found.loss == pytest.approx(math.log(config.lm_head_rows))
+    assert found.bits_per_byte == pytest.approx(found.tokens * math.log2(config.lm_head_rows) / len(TEXT.encode()))
 
 
 def test_a_text_that_fits_is_one_document_in_one_pass(tmp_path: Path) -> None:
     tokenizer = ByteTokenizer()
     model = shaken(small("r18-softcap"))
-    found = judge_text(
-        model, tokenizer, read_text(text_file(tmp_path)), window=128, window_tokens=128, most_tokens=1024
-    )
+    found = judge_text(model, tokenizer, read_text(text_file(tmp_path)), windows=(128,), most_tokens=1024)
     ids = torch.tensor([[tokenizer.end_of_text, *TEXT.encode()]])
     with torch.no_grad():
-        whole = model(ids[:, :-1], ids[:, 1:], torch.tensor(128))
+        whole = model(ids[:, :-1], ids[:, 1:], torch.tensor([128])).main
     assert found.loss == pytest.approx(float(whole.mean()), rel=1e-5)
     beyond = [row for row in found.positions if not row[2]]
     assert beyond[0][:4] == (128, 255, False, 128)
@@ -68,9 +66,7 @@ def test_a_text_that_fits_is_one_document_in_one_pass(tmp_path: Path) -> None:
 
 def test_shorter_sequences_leave_the_count_of_tokens_and_the_places_as_they_are(tmp_path: Path) -> None:
     file, model, tokenizer = read_text(text_file(tmp_path)), shaken(small("r18-softcap")), ByteTokenizer()
-    long, short = (
-        judge_text(model, tokenizer, file, window=128, window_tokens=128, most_tokens=most) for most in (1024, 64)
-    )
+    long, short = (judge_text(model, tokenizer, file, windows=(128,), most_tokens=most) for most in (1024, 64))
     assert long.tokens == short.tokens == len(TEXT.encode())
     assert [row[:4] for row in long.positions] == [row[:4] for row in short.positions]
     assert long.positions[0] == pytest.approx(short.positions[0])  # the first sequence is the same
@@ -88,8 +84,8 @@ def test_a_text_in_pieces_has_the_figures_of_the_whole(
     whole, cut = [], []
     for found, size in ((whole, 1 << 20), (cut, 40)):
         monkeypatch.setattr("paceline.evaluate.text.PIECE_CHARS", size)
-        monkeypatch.setattr("paceline.data.sources.cut_text.__defaults__", (size,))
-        found.append(judge_text(model, tokenizer, file, window=128, window_tokens=128, most_tokens=64))
+        monkeypatch.setattr("paceline.text.sources.cut_text.__defaults__", (size,))
+        found.append(judge_text(model, tokenizer, file, windows=(128,), most_tokens=64))
     assert given[0] == "".join(given[1:]) == TEXT
     assert len(given) > 6
     assert cut == whole

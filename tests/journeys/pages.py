@@ -17,9 +17,9 @@ from test_documents import DOCUMENTS, ROOT
 PROGRAMS = ("paceline", "torchrun", "make", "python", "pip", "sky")
 """By which a command is known where nothing else marks it as one."""
 SHELLS = ("sh", "bash", "shell", "console")
-CARDS = ROOT / "docs" / "techniques"
-EVERY_CARD = 15
-"""Of the commands of technique cards, of which there are many of a kind, one in so many is run; all are parsed."""
+TECHNIQUES = ROOT / "docs" / "techniques"
+EVERY = 15
+"""Of the commands on pages of techniques, of which there are many of a kind, one in so many is run; all are parsed."""
 
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _CODE = re.compile(
@@ -48,12 +48,12 @@ class Shown:
 
 
 def all_shown() -> list[Shown]:
-    """Page by page. Of the cards a sample, as if on one page."""
-    cards = [path for path in DOCUMENTS if path.parent == CARDS]
-    found = [one for path in DOCUMENTS if path not in cards for one in shown_on(path)]
+    """Page by page. Of those of techniques a sample, as if on one page."""
+    alike = [path for path in DOCUMENTS if path.parent == TECHNIQUES]
+    found = [one for path in DOCUMENTS if path not in alike for one in shown_on(path)]
     known = {one.text for one in found}
-    on_cards = sorted({one.text for path in cards for one in shown_on(path)} - known)
-    return found + [Shown("docs/techniques", text) for text in on_cards[::EVERY_CARD]]
+    sampled = sorted({one.text for path in alike for one in shown_on(path)} - known)
+    return found + [Shown("docs/techniques", text) for text in sampled[::EVERY]]
 
 
 def shown_on(path: Path) -> list[Shown]:

@@ -21,14 +21,14 @@ import pytest
 
 import paceline
 from commands.test_ablate import Inside
-from data.test_streams import Datasets
 from journeys.smaller import smaller, smaller_config, verb_of, with_steps_that_exist
 from journeys.world import World, hub_of, paragraphs
 from paceline.checkpoint.run_folder import RUNS
 from paceline.cli import main
-from paceline.lab.ablate import here
-from paceline.train.config import RunConfig
+from paceline.lab.ablate import local
+from paceline.settings.run import RunConfig
 from test_documents import ROOT
+from text.test_streams import Datasets
 
 PATIENCE_S = 60
 """For another process, or a server, to do what takes it a few seconds."""
@@ -76,10 +76,11 @@ class Runner:
         words = self._prepared(shown[start:])
         return replace(process([*launcher, *words]), words=words)
 
-    def module(self, words: list[str]) -> Outcome:
-        """One of the package that writes pages. It only looks whether they are up to date."""
-        assert words[0] == "-m", f"python {shlex.join(words)}: no rule runs this; add one, or a row to ELSEWHERE"
-        assert words[1].startswith("paceline."), f"{words[1]}: not a module of ours"
+    def tool(self, words: list[str]) -> Outcome:
+        """The tool that writes pages. It only compares them."""
+        assert words == ["tools/pages.py"], (
+            f"python {shlex.join(words)}: no rule runs this; add one, or a row to ELSEWHERE"
+        )
         return process([sys.executable, *words, "--check"], folder=ROOT)
 
     def python(self, block: str, patch: pytest.MonkeyPatch) -> Outcome:
@@ -120,7 +121,7 @@ def _stand_ins(words: list[str], patch: pytest.MonkeyPatch) -> None:
     if any(word.startswith("hf:") for word in words):
         patch.setitem(sys.modules, "datasets", Datasets([{"text": text} for text in paragraphs()]))
     if words[0] == "ablate":
-        patch.setattr(here, "local_launch", lambda **_: lambda run, log, place: Inside(main(["train", *run])))
+        patch.setattr(local, "local_launch", lambda **_: lambda run, log, place: Inside(main(["train", *run])))
         patch.setattr("paceline.lab.ablate.schedule.POLL_S", 0.0)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from paceline.checkpoint.run_folder import open_run, step_of
 from paceline.cli import VERBS
-from paceline.data.config import BUILTIN
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.scaling import with_steps
-from paceline.train.config import RunConfig
+from paceline.settings.data import BUILTIN
+from paceline.settings.run import RunConfig
 
 PATTERN_WORDS = {
     "RUN": ["latest"],
@@ -71,7 +71,7 @@ def smaller(shown: list[str], *, inline: bool) -> list[str]:
         added["--scale"] = "1/16"
         if verb != "bench sample" and "--data.dir" not in rest:
             added["--data.dir"] = preset(record).data.dir  # at that scale it would read the built-in text
-    if "--parallel.split-sequence" in rest:
+    if "--parallel.context-parallel" in rest:
         added["--batch.sequence-tokens"] = BATCH_TOKENS  # a block of 128 for each rank
     if verb == "ablate" and rest[0] in ONE_PART and "--only" not in rest:
         added["--only"] = ONE_PART[rest[0]]

@@ -25,7 +25,7 @@ from test_documents import ROOT
 
 pytestmark = pytest.mark.journey
 SHOWN = all_shown()
-FROM_CODE = ("diff", "presets", "plan", "ledger")
+FROM_CODE = ("diff", "presets", "plan")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ ELSEWHERE = (
         "tests/serving/test_load.py::test_64_streams_go_on_without_an_error_and_memory_stays",
     ),
     Elsewhere(
-        r"docs/own-(technique|optimizer)\.md: (python -m|paceline train)",
+        r"docs/own-(technique|optimizer)\.md: (python|paceline train)",
         "follows changes of the code",
         "tests/journeys/test_walk_throughs.py::test_a_walk_through_can_be_walked",
     ),
@@ -120,7 +120,7 @@ def run(shown: Shown, reader: Runner, patch: pytest.MonkeyPatch) -> Outcome | No
     if program == "torchrun":
         return reader.torchrun(words)
     if program == "python":
-        return reader.module(words)
+        return reader.tool(words)
     assert program in ("make", "pip"), f"{shown}: no rule runs this; add one, or a row to ELSEWHERE"
     if program == "pip":
         assert_installable(words)

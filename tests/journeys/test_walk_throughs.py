@@ -13,14 +13,14 @@ import pytest
 pytestmark = pytest.mark.journey
 ROOT = Path(__file__).parents[2]
 CHANGE = re.compile(r"^```diff\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NEW_FILE = re.compile(r"^`([\w/.]+)`, new:\n\n```py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r"^(python -m|paceline) (.+)$", re.MULTILINE)
+NEW_FILE = re.compile(r"^`([\w/.-]+)`, new:\n\n(`{3,})(?:py|md)\n(.*?)^\2$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^(python|paceline) (.+)$", re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", ["own-technique.md", "own-optimizer.md"])
 def test_a_walk_through_can_be_walked(page: str, tmp_path: Path) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    for name in ("src", "tests", "docs", "benchmarks", "pyproject.toml"):
+    for name in ("src", "tests", "tools", "docs", "benchmarks", "pyproject.toml"):
         copied = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copied(ROOT / name, tmp_path / name)
     for change in CHANGE.findall(text):
@@ -28,16 +28,16 @@ def test_a_walk_through_can_be_walked(page: str, tmp_path: Path) -> None:
             ["git", "apply", "-"], cwd=tmp_path, input=change, capture_output=True, text=True, check=False
         )
         assert applied.returncode == 0, f"{applied.stderr}\n{change}"
-    for name, content in NEW_FILE.findall(text):
+    for name, _, content in NEW_FILE.findall(text):
         (tmp_path / name).write_text(content, encoding="utf-8")
     commands = COMMAND.findall(text)
-    assert {words.split()[0] for _, words in commands} >= {"pytest", "train"}
+    assert {word for _, words in commands for word in words.split()} >= {"pytest", "train"}
     here = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "OMP_NUM_THREADS": "1"}
     for program, shown in commands:
         words = shlex.split(shown.replace("SEED", "0"))
         if program == "paceline":
-            words = ["paceline.cli", *words, "--steps", "2"]
+            words = ["-m", "paceline.cli", *words, "--steps", "2"]
         ended = subprocess.run(
-            [sys.executable, "-m", *words], cwd=tmp_path, env=here, capture_output=True, text=True, check=False
+            [sys.executable, *words], cwd=tmp_path, env=here, capture_output=True, text=True, check=False
         )
         assert ended.returncode == 0, f"{program} {shown}\n{ended.stdout[-4000:]}{ended.stderr[-1000:]}"

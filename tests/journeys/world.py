@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 
 import paceline
-from data.hub import Hub, serving
 from journeys.smaller import STEPS, smaller_config, verb_of
 from paceline.checkpoint.run_folder import RUNS, open_run
 from paceline.cli import main
 from paceline.core.errors import RunError
-from paceline.data.public import PUBLIC
-from paceline.data.shards import write_shard
 from paceline.metrics.card import read_card
-from paceline.metrics.records import EvalRecord, StepRecord
+from paceline.metrics.metrics_file import EvalMetrics, StepMetrics
+from paceline.text.config import PUBLIC
+from paceline.text.shard_writer import write_shard
+from text.hub import Hub, serving
 
 KNOWN_TOKENS = 3000
 """Ids that every record knows at a sixteenth of its size, where its vocabulary has some 3,140."""
@@ -105,10 +105,10 @@ def make_run(path: Path, *, until: int | None = None) -> None:
     changes = {"model.width": 48, "model.head_dim": 16, "checkpoint.every": STEPS, "seed": crc32(path.name.encode())}
     config = smaller_config(paceline.configure("demo", changes), steps=2 * STEPS)
 
-    def stop(record: StepRecord | EvalRecord) -> bool:
+    def stop(record: StepMetrics | EvalMetrics) -> bool:
         return until is not None and record.step >= until
 
-    paceline.pretrain(config, out=path, on_record=stop)
+    paceline.pretrain(config, out=path, on_metrics=stop)
 
 
 def make_export(path: Path) -> None:

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
+from paceline.backends.ranges import ranges_of
 from paceline.kernels.attention import attend_dense
 from paceline.kernels.attention_ranges import attend_ranges
-from paceline.model.config import ModelConfig, WindowConfig
 from paceline.model.masks import MaskRule, dense_mask
-from paceline.model.ranges import ranges_of
+from paceline.settings.model import ModelConfig, WindowConfig
 
 
 def documents_of(sequences: int, tokens: int, device: str, *, mean_tokens: int) -> Tensor:

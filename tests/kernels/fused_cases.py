@@ -7,16 +7,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.attention_cases import documents_of
+from paceline.backends.ranges import ranges_of
 from paceline.kernels.attention import attend_dense
-from paceline.kernels.attention_joined import attend_joined
+from paceline.kernels.attention_block import attend_joined
 from paceline.kernels.head_loss_fused import head_loss_fused
-from paceline.kernels.heads_fused import heads_fused
 from paceline.kernels.mlp_fused import mlp_fused
-from paceline.model.config import ModelConfig, RotaryConfig, WindowConfig
+from paceline.kernels.qkv_rope import heads_fused
 from paceline.model.loss import IGNORE_TARGET
 from paceline.model.masks import MaskRule, dense_mask
-from paceline.model.ranges import ranges_of
 from paceline.model.rotary import rotary_tables
+from paceline.settings.model import ModelConfig, RotaryConfig, WindowConfig
 
 EPS = 2.0**-7
 
@@ -116,8 +116,8 @@ def heads_inputs(
     ]
 
 
-def turning_tables(sequence: int, width: int, turning_share: float, device: str) -> tuple[Tensor, Tensor]:
-    rotary = RotaryConfig(base=1024.0, turning_share=turning_share, max_tokens=sequence)
+def turning_tables(sequence: int, width: int, rotary_fraction: float, device: str) -> tuple[Tensor, Tensor]:
+    rotary = RotaryConfig(base=1024.0, rotary_fraction=rotary_fraction, max_tokens=sequence)
     cos, sin = rotary_tables(rotary, width)
     return cos.to(device), sin.to(device)
 
@@ -125,7 +125,7 @@ def turning_tables(sequence: int, width: int, turning_share: float, device: str)
 def heads_errors(
     shape: tuple[int, int, int],
     *,
-    turning_share: float,
+    rotary_fraction: float,
     mixed: bool,
     extra: bool,
     sequence: int,
@@ -134,7 +134,7 @@ def heads_errors(
     dtype: torch.dtype,
     depth: int = 24,
 ) -> list[float]:
-    cos, sin = turning_tables(sequence, shape[2], turning_share, device)
+    cos, sin = turning_tables(sequence, shape[2], rotary_fraction, device)
     return errors(
         lambda x, weight, table, mix: heads_fused(x, weight, table, mix, cos, sin, EPS, shape),
         heads_in_float64(cos, sin, shape, sequences),
@@ -147,7 +147,7 @@ def heads_errors(
 def joined_errors(
     shape: tuple[int, int, int],
     *,
-    turning_share: float,
+    rotary_fraction: float,
     mixed: bool,
     extra: bool,
     sequence: int,
@@ -158,7 +158,7 @@ def joined_errors(
     window: int = 128,
 ) -> list[float]:
     """Stream to attended values, under documents and a window in blocks."""
-    cos, sin = turning_tables(sequence, shape[2], turning_share, device)
+    cos, sin = turning_tables(sequence, shape[2], rotary_fraction, device)
     config = ModelConfig(window=WindowConfig(unit="blocks"), document_mask=True)
     documents = documents_of(sequences, sequence, device, mean_tokens=150)
     seen = (MaskRule.of(config), documents, sequence, torch.tensor(window, dtype=torch.int32, device=device))

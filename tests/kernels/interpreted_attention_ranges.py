@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from kernels.attention_cases import check_parity, qkv_of
+from paceline.backends.ranges import ranges_of
 from paceline.kernels import attention_ranges
 from paceline.kernels.attention_ranges import HIDDEN, LOWEST, Tiles, attend_ranges
 from paceline.model.masks import MaskRule
-from paceline.model.ranges import ranges_of
 
 SMALL, WIDE = Tiles(queries=64, keys=128, warps=4, stages=1), Tiles(queries=128, keys=64, warps=4, stages=1)
 
@@ -67,13 +67,12 @@ def test_compiled_code_takes_the_kernels_as_one_node_each(monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tma", [True, False])
 @pytest.mark.parametrize(("queries", "keys"), [(64, 64), (64, 128), (128, 64), (128, 128), (32, 64)])
 @pytest.mark.parametrize("unit", ["blocks", "tokens", "tokens_in_blocks", "none"])
 @pytest.mark.parametrize("window", [2, 129, 384])  # at 1 the gradient of q is 0, and no error is relative to it
 def test_every_way_to_cut_the_work(
-    monkeypatch: pytest.MonkeyPatch, tma: bool, queries: int, keys: int, unit: str, window: int
+    monkeypatch: pytest.MonkeyPatch, queries: int, keys: int, unit: str, window: int
 ) -> None:
-    tiles = Tiles(queries=queries, keys=keys, warps=4, stages=1, tma=tma)
+    tiles = Tiles(queries=queries, keys=keys, warps=4, stages=1)
     monkeypatch.setattr(attention_ranges, "SINGLE_PRECISION", tiles)
     check_parity(unit, documents=True, window=window, dtype=torch.float32, device="cpu", tolerance=1e-6, tokens=384)

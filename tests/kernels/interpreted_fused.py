@@ -1,19 +1,20 @@
 """Parity of the fused kernels under Triton's interpreter, in fp32; run by test_fused.py."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from kernels.fused_cases import head_errors, heads_errors, joined_errors, mlp_errors, relative_error, seeded
-from paceline.kernels import head_loss_fused, heads_fused
+from paceline.backends.newton_schulz_fused import orthogonalise_symmetric
+from paceline.backends.registry import Operation, Request, find
+from paceline.kernels import head_loss_fused, qkv_rope
 from paceline.kernels.head_loss_fused import head_loss_fused as head_loss
-from paceline.model.attention import attend_from_named, plan_named
-from paceline.model.block import feed_forward_named
-from paceline.model.gpt import GPT
-from paceline.model.loss import head_loss_named
-from paceline.optim.newton_schulz import orthogonalise, orthogonalise_symmetric
+from paceline.model.gpt import GPT, Seams
+from paceline.model.masks import window_tensor
+from paceline.optim.newton_schulz import orthogonalise
 from paceline.recipes.records import r18_softcap
 
 CPU = {"device": "cpu", "dtype": torch.float32}
@@ -75,7 +76,7 @@ def test_mlp(tokens: int, width: int, hidden: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mixed", "extra", "shape", "turning_share"),
+    ("mixed", "extra", "shape", "rotary_fraction"),
     [
         (True, True, (2, 2, 16), 0.5),
         (True, False, (4, 2, 16), 0.5),  # grouped heads; a layer without a table
@@ -83,25 +84,27 @@ def test_mlp(tokens: int, width: int, hidden: int) -> None:
         (True, True, (3, 1, 128), 0.5),
     ],
 )
-def test_heads(mixed: bool, extra: bool, shape: tuple[int, int, int], turning_share: float) -> None:
-    sequence = heads_fused.TOKENS + 3  # ragged; two in one program
+def test_heads(mixed: bool, extra: bool, shape: tuple[int, int, int], rotary_fraction: float) -> None:
+    sequence = qkv_rope.TOKENS + 3  # ragged; two in one program
     found = heads_errors(
-        shape, turning_share=turning_share, mixed=mixed, extra=extra, sequence=sequence, sequences=2, **CPU
+        shape, rotary_fraction=rotary_fraction, mixed=mixed, extra=extra, sequence=sequence, sequences=2, **CPU
     )
     assert max(found) < ROUNDING
 
 
 @pytest.mark.parametrize(
-    ("mixed", "extra", "shape", "turning_share"),
+    ("mixed", "extra", "shape", "rotary_fraction"),
     [
         (True, True, (2, 1, 64), 0.5),
         (True, False, (2, 2, 128), 0.5),
         (False, False, (1, 1, 64), 1.0),
     ],
 )
-def test_stream_to_attended_values(mixed: bool, extra: bool, shape: tuple[int, int, int], turning_share: float) -> None:
+def test_stream_to_attended_values(
+    mixed: bool, extra: bool, shape: tuple[int, int, int], rotary_fraction: float
+) -> None:
     found = joined_errors(
-        shape, turning_share=turning_share, mixed=mixed, extra=extra, sequence=256, sequences=2, **CPU
+        shape, rotary_fraction=rotary_fraction, mixed=mixed, extra=extra, sequence=256, sequences=2, **CPU
     )
     assert max(found) < ROUNDING
 
@@ -114,18 +117,21 @@ def test_a_small_record_18_by_all_kernels_is_the_plain_one(monkeypatch: pytest.M
     exact = replace(record.precision, compute="fp32", embeddings="fp32")
     config = replace(record, vocab_size=250, num_heads=2, head_dim=64, width=128, precision=exact)
     tokens = torch.randint(0, 250, (1, 128), generator=torch.Generator().manual_seed(1))
-    seen = (tokens, tokens.roll(-1, 1), torch.tensor(256, dtype=torch.int32))
-    fused = {
-        "plan": plan_named("ranges"),
-        "loss": head_loss_named("fused"),
-        "attend_from": attend_from_named("fused"),
-        "feed_forward": feed_forward_named("fused"),
-    }
-    plain, fast = GPT(config, end_of_text=0), GPT(config, end_of_text=0, **fused)
+    seen = (tokens, tokens.roll(-1, 1), window_tensor([256], torch.device("cpu")))
+    request = Request(model=config, device="cuda", compute="bf16", compiled=True)
+
+    def kernel(operation: Operation, name: str = "fused") -> Any:
+        return find(operation, name).build(request)
+
+    fused = Seams(
+        plan=kernel("attention", "ranges"), lm_head=kernel("lm_head"), attention=kernel("qkv"), mlp=kernel("mlp")
+    )
+    plain, fast = GPT(config, end_of_text=0), GPT(config, end_of_text=0, seams=fused)
     with torch.no_grad():
         for a, b in zip(plain.parameters(), fast.parameters(), strict=True):
             b.copy_(a.add_(0.02 * torch.randn(a.shape, generator=torch.Generator().manual_seed(a.numel()))))
-    expected, found = plain(*seen).sum(), torch.compile(fast, backend="aot_eager", fullgraph=True)(*seen).sum()
+    compiled = torch.compile(fast, backend="aot_eager", fullgraph=True)
+    expected, found = plain(*seen).main.sum(), compiled(*seen).main.sum()
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
     expected.backward()
     found.backward()
@@ -136,7 +142,14 @@ def test_a_small_record_18_by_all_kernels_is_the_plain_one(monkeypatch: pytest.M
 @pytest.mark.parametrize(("rows", "columns"), [(128, 192), (384, 384), (512, 256), (100, 64)])  # 100 is no whole tile
 def test_symmetric_products_give_the_same_orthogonal_factors(rows: int, columns: int) -> None:
     G = torch.randn(2, rows, columns, generator=torch.Generator().manual_seed(5))
-    settings = {"steps": 5, "dtype": torch.float32, "norm_of": "rounded"}
-    expected = orthogonalise(G, association="polynomial_first", **settings)
+    settings = {"steps": 5, "dtype": torch.float32, "norm_of": "rounded", "association": "polynomial_first"}
+    expected = orthogonalise(G, **settings)
     torch.testing.assert_close(orthogonalise_symmetric(G, **settings), expected, rtol=1e-4, atol=1e-5)
     assert orthogonalise_symmetric(G[:0], **settings).shape == (0, rows, columns)  # a rank may be dealt none
+
+
+def test_the_other_association_is_computed_plainly() -> None:
+    """The kernels know one order of the products only."""
+    G = torch.randn(2, 128, 192, generator=torch.Generator().manual_seed(5))
+    settings = {"steps": 5, "dtype": torch.float32, "norm_of": "rounded", "association": "product_first"}
+    assert torch.equal(orthogonalise_symmetric(G, **settings), orthogonalise(G, **settings))

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 
 from kernels.interpreter import run_interpreted
 from model.mask_cases import B, Case, cases, expected
+from paceline.backends.ranges import ranges_of
 from paceline.model.masks import block_lists
-from paceline.model.ranges import ranges_of
 
 pytest.importorskip("triton")
 
@@ -53,20 +53,12 @@ def test_the_kernels_agree_however_the_work_is_cut() -> None:
 
 
 @pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize(
-    ("name", "raw"),
-    [
-        ("forward", False),
-        ("query_gradient", False),
-        ("query_gradient", True),
-        ("key_gradient", False),
-        ("key_gradient", True),
-    ],
-)
-def test_the_kernels_compile_for_hopper(name: str, raw: bool, width: int) -> None:
-    """With the products as wgmma, within the shared memory of a multiprocessor."""
-    from kernels.compiling import compile_for_hopper
+@pytest.mark.parametrize("name", ["forward", "query_gradient", "key_gradient"])
+@pytest.mark.parametrize(("capability", "product"), [(80, "mma.sync"), (89, "mma.sync"), (90, "wgmma"), (100, "mma")])
+def test_the_kernels_compile_for_every_generation(capability: int, product: str, name: str, width: int) -> None:
+    """With products in the matrix units, within the 99 KiB of shared memory that the smallest of these GPUs has."""
+    from kernels.compiling import compile_for
 
-    compiled = compile_for_hopper(name, width, raw=raw)
-    assert "wgmma.mma_async" in compiled.asm["ptx"]
-    assert compiled.metadata.shared <= 232_448
+    compiled = compile_for(capability, name, width)
+    assert product in compiled.asm["ptx"]
+    assert compiled.metadata.shared <= 99 * 1024

@@ -7,11 +7,11 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from kernels.attention_cases import check_parity, documents_of, qkv_of, relative_error
+from paceline.backends.ranges import ranges_of
 from paceline.kernels.attention_ranges import attend_ranges
 from paceline.model.attention import plan_reference
-from paceline.model.config import ModelConfig, WindowConfig
 from paceline.model.masks import MaskRule
-from paceline.model.ranges import ranges_of
+from paceline.settings.model import ModelConfig, WindowConfig
 
 pytestmark = [
     pytest.mark.gpu,
@@ -63,7 +63,7 @@ def test_a_long_sequence_on_a_gpu_equals_the_chunked_reference_compiled_and_not(
     for blocks in (1, 7, 13):
         size = torch.tensor(128 * blocks, dtype=torch.int32, device="cuda")
         exact = [x.detach().float().requires_grad_() for x in qkv]
-        judge = plan_reference(config, ids, tokens, size)(0, *exact)
+        judge = plan_reference(config, ids, tokens, size[None])(config.layers[0], *exact)
         expected_all = [judge, *torch.autograd.grad(judge, exact, grad.float())]
         for function in (attend, compiled):
             y = function(*qkv, ids, size)

@@ -12,8 +12,9 @@ from triton.compiler import ASTSource, compile
 
 from kernels.fused_cases import head_errors, heads_errors, mlp_errors, relative_error
 from kernels.interpreter import run_interpreted
-from paceline.kernels import head_loss_fused, heads_fused, product_fused, symmetric_fused
-from paceline.optim.newton_schulz import orthogonalise, orthogonalise_symmetric
+from paceline.backends.newton_schulz_fused import orthogonalise_symmetric
+from paceline.kernels import gemm_epilogue, head_loss_fused, qkv_rope, symmetric_fused
+from paceline.optim.newton_schulz import orthogonalise
 
 SHARED_BYTES, RESERVED_BYTES = 233_472, 1_024
 """Of one multiprocessor of an H100 or H200, and what each program on it costs beside its own."""
@@ -35,9 +36,9 @@ def for_hopper(kernel: Any, types: dict[str, str], constants: dict[str, Any], *,
     return compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": stages})
 
 
-@pytest.mark.parametrize("ending", product_fused.TILES)
+@pytest.mark.parametrize("ending", gemm_epilogue.TILES)
 def test_products_compile_for_the_matrix_units_and_fit_the_shared_memory(ending: str) -> None:
-    tiles = product_fused.TILES[ending]
+    tiles = gemm_epilogue.TILES[ending]
     half = f"tensordesc<bf16[{tiles.m},{tiles.n // 2}]>"
     by_depth = ending == "relu2_backward"
     b_tile = (tiles.k, tiles.n) if by_depth else (tiles.n, tiles.k)
@@ -51,7 +52,7 @@ def test_products_compile_for_the_matrix_units_and_fit_the_shared_memory(ending:
     }
     blocks = {"BLOCK_M": tiles.m, "BLOCK_N": tiles.n, "BLOCK_K": tiles.k, "GROUP_M": tiles.group}
     constants = {"ENDING": ending, "B_BY_DEPTH": by_depth, "PROGRAMS": 132, **blocks}
-    done = for_hopper(product_fused.mlp_product, types, constants, warps=tiles.warps, stages=tiles.stages)
+    done = for_hopper(gemm_epilogue.mlp_product, types, constants, warps=tiles.warps, stages=tiles.stages)
     assert "wgmma.mma_async" in done.asm["ptx"]
     assert done.metadata.shared + RESERVED_BYTES <= SHARED_BYTES
 
@@ -86,16 +87,16 @@ def test_the_kernel_of_targets_compiles() -> None:
     for_hopper(head_loss_fused.head_loss_targets, types, constants, warps=head_loss_fused.TARGET_WARPS)
 
 
-@pytest.mark.parametrize("kernel", [heads_fused.heads_forward, heads_fused.heads_backward])
+@pytest.mark.parametrize("kernel", [qkv_rope.heads_forward, qkv_rope.heads_backward])
 def test_the_kernels_of_heads_compile(kernel: Any) -> None:
     wide = ("mix_ptr", "cos_ptr", "sin_ptr", "scale_ptr", "grad_mix_ptr")
     types = {name: "*fp32" if name in wide else "*bf16" for name in kernel.arg_names if name.endswith("_ptr")}
     types |= {"rows": "i32", "sequence": "i32", "eps": "fp32"}
     types = {name: kind for name, kind in types.items() if name in kernel.arg_names}
     constants = {"HEADS": 6, "NORMED": 12, "KV_HEADS": 6, "HALF": 64, "PAIRS": 32, "MIXED": True, "EXTRA": True}
-    constants["TOKENS"] = heads_fused.TOKENS
+    constants["TOKENS"] = qkv_rope.TOKENS
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    for_hopper(kernel, types, constants, warps=heads_fused.WARPS)
+    for_hopper(kernel, types, constants, warps=qkv_rope.WARPS)
 
 
 @pytest.mark.gpu
@@ -110,9 +111,10 @@ def test_head_and_loss_on_a_gpu(cap: float | None) -> None:
 @pytest.mark.parametrize(("rows", "columns"), [(768, 768), (3_072, 768), (768, 3_072)])
 def test_symmetric_products_on_a_gpu(rows: int, columns: int) -> None:
     G = torch.randn(4, rows, columns, device="cuda")
-    fast = orthogonalise_symmetric(G, steps=5, dtype=torch.bfloat16, norm_of="rounded")
-    plain = orthogonalise(G, steps=5, dtype=torch.bfloat16, association="polynomial_first", norm_of="rounded")
-    exact = orthogonalise(G.double(), steps=5, dtype=torch.float64, association="polynomial_first", norm_of="rounded")
+    settings = {"steps": 5, "association": "polynomial_first", "norm_of": "rounded"}
+    fast = orthogonalise_symmetric(G, dtype=torch.bfloat16, **settings)
+    plain = orthogonalise(G, dtype=torch.bfloat16, **settings)
+    exact = orthogonalise(G.double(), dtype=torch.float64, **settings)
     assert relative_error(fast, exact) < 1.5 * relative_error(plain, exact)  # no worse than bf16 products are
 
 
@@ -126,6 +128,6 @@ def test_mlp_on_a_gpu() -> None:
 def test_heads_on_a_gpu(extra: bool) -> None:
     for shape in ((6, 6, 128), (6, 3, 64)):
         found = heads_errors(
-            shape, turning_share=0.5, mixed=True, extra=extra, sequence=4_096, sequences=2, depth=768, **BF16
+            shape, rotary_fraction=0.5, mixed=True, extra=extra, sequence=4_096, sequences=2, depth=768, **BF16
         )
         assert max(found) < 1e-2

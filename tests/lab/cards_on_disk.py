@@ -2,22 +2,34 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from paceline.core.environment import CodeVersion
 from paceline.core.schema import to_dict
+from paceline.lab.technique import with_values
 from paceline.metrics.card import CARD_FILE, RunCard, card_diff
 from paceline.recipes.presets import preset
 
 STEP_S = 0.5
 
 
-def write_run(folder: Path, *, seed: int, loss: float, softcap: float = 15.0, steps: int = 100, **values: Any) -> Path:
-    """A finished run of the demo preset, validated at half of its steps (0.2 above its end) and at the end."""
+def write_run(
+    folder: Path,
+    *,
+    seed: int,
+    loss: float,
+    softcap: float = 15.0,
+    steps: int = 100,
+    settings: Mapping[str, Any] | None = None,
+    **values: Any,
+) -> Path:
+    """A finished run of the demo preset, validated at half of its steps (0.2 above its end) and at the end. `settings`
+    are further ones by dotted names, `values` those of the card."""
     demo = preset("demo")
-    model = dataclasses.replace(demo.model, softcap=softcap)
-    config = dataclasses.replace(demo, seed=seed, steps=steps, model=model, track=values.get("track"))
+    own = {"seed": seed, "steps": steps, "track": values.get("track"), "model.softcap": softcap, **(settings or {})}
+    config = with_values(demo, own)
     rows = ((0, 7.6, None, 0.0, 3.0), (steps // 2, loss + 0.2, None, steps / 2 * STEP_S, 40.0))
     card = RunCard(
         name=folder.name,

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from lab.cards_on_disk import STEP_S, write_group, write_run
+from paceline.analysis.statistics import mean_at_most
 from paceline.cli import main
 from paceline.core.errors import UserError
 from paceline.lab.compare.board import TRACKS, Board, board
-from paceline.lab.statistics import mean_at_most
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 LOSSES = [3.270, 3.272, 3.271, 3.269]
@@ -35,7 +35,7 @@ def test_rows_are_ordered_by_train_time_with_the_proven_ones_first(tmp_path: Pat
     first, single = found.rows[0], found.rows[2]
     assert first.train_s == 100 * STEP_S
     assert first.p == mean_at_most(LOSSES, 3.28)
-    assert (first.seeds, first.hardware, first.code) == ([0, 1, 2, 3], "A processor, 2 cores", "0123456789")
+    assert (first.seeds, first.hardware, first.code) == ([0, 1, 2, 3], "2 cores of A processor", "0123456789")
     assert (single.p, single.stdev) == (None, None)
 
 
@@ -52,7 +52,10 @@ def test_hardware_and_code_are_rows_of_their_own(tmp_path: Path) -> None:
     write_group(tmp_path, "a", LOSSES, track="mine")
     gpu = {"gpu": "NVIDIA H200", "cpu": "A processor"}
     write_group(tmp_path, "b", LOSSES, track="mine", device="cuda", ranks=8, environment=gpu)
-    assert {row.hardware for row in board([tmp_path], target=3.28).rows} == {"A processor, 2 cores", "8 × NVIDIA H200"}
+    assert {row.hardware for row in board([tmp_path], target=3.28).rows} == {
+        "2 cores of A processor",
+        "8 x NVIDIA H200",
+    }
 
 
 @pytest.mark.parametrize(
@@ -77,7 +80,7 @@ def test_a_run_with_other_data_or_without_an_end_is_refused_by_name(
     ("room", "field", "value", "words"),
     [
         ("evaluate", "tokens", 1024, "validation tokens is 1024"),
-        ("train", "free_steps", 90, "free steps is 90"),
+        ("train", "untimed_steps", 90, "untimed steps is 90"),
         ("data", "one_pass", True, "one pass is True"),
         ("data", "one_pass", None, "one pass is None"),
     ],

@@ -2,34 +2,36 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from paceline.core.errors import ConfigError, UserError
+from model.small import RECORDS, small
+from paceline.core.errors import ConfigError
 from paceline.core.units import BLOCK_TOKENS
-from paceline.lab.plan import page
-from paceline.lab.plan.efficiency import STARTS, StepFigure, fit, seconds, step_work
-from paceline.lab.plan.figures import EIGHT_H100, ONE_H200, PUBLIC_PEAKS_MIB, PUBLIC_STEPS_MS, step_figures
+from paceline.lab.plan.efficiency import STARTS, fit, seconds, step_work
+from paceline.lab.plan.figures import EIGHT_H100, ONE_H200, PUBLIC_PEAKS_MIB, PUBLIC_STEPS_MS, Figure, step_figures
 from paceline.lab.plan.gpus import GPUS, Cluster
-from paceline.lab.plan.memory import MemoryFigure, memory, peak_gib, remedy
+from paceline.lab.plan.memory import memory, peak_gib, remedy
 from paceline.lab.plan.network import sent_bytes
-from paceline.lab.plan.plan import plan, step_seconds
+from paceline.lab.plan.predict import plan, step_seconds
 from paceline.lab.plan.visits import DOCUMENT_TOKENS, LOG_SPREAD, visited_keys
 from paceline.lab.plan.work import Setting, computation, matrix_bytes, matrix_shapes, table_bytes
-from paceline.lab.results import FOLDER
-from paceline.metrics.flops import DENSE_BF16_FLOPS, block_matrix_weights, parameter_counts
-from paceline.model.config import ModelConfig, WindowConfig
-from paceline.parallel.config import ParallelConfig
+from paceline.metrics.flops import DENSE_BF16_FLOPS
+from paceline.model.gpt import GPT
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.scaling import with_steps
-from paceline.train.config import RunConfig
+from paceline.settings.model import ModelConfig, WindowConfig
+from paceline.settings.parallel import ParallelConfig
+from paceline.settings.run import RunConfig
+from paceline.settings.spec import describe
+from plan_page import Check, memory_checks, step_checks
+from result_files import FOLDER
 
 TOLERANCE = 0.15
 R18 = Setting(config=preset("r18-softcap"), cluster=EIGHT_H100, profile="fast")
 SCRIPT = replace(R18, profile="reference")
-STEP_CHECKS, MEMORY_CHECKS = page.step_checks(), page.memory_checks()
+STEP_CHECKS, MEMORY_CHECKS = step_checks(), memory_checks()
 
 
 # ---- against what was measured
@@ -37,7 +39,7 @@ STEP_CHECKS, MEMORY_CHECKS = page.step_checks(), page.memory_checks()
 
 @pytest.mark.parametrize("check", [*STEP_CHECKS, *MEMORY_CHECKS], ids=lambda check: check.source)
 def test_predictions_are_within_15_percent_of_every_figure_and_without_having_seen_the_record(
-    check: page.Check,
+    check: Check,
 ) -> None:
     for error in check.errors:
         assert abs(error) < TOLERANCE
@@ -51,63 +53,51 @@ def test_the_public_figures_are_all_held_against() -> None:
     assert len(PUBLIC_PEAKS_MIB) == 3
 
 
-def measured_since() -> list[StepFigure | MemoryFigure]:
-    """What the newest result files of a checkout say of our own steps; none in an installed package."""
-    found: list[StepFigure | MemoryFigure] = []
+def measured_since() -> list[tuple[Figure, float]]:
+    """What the newest result files of a checkout say of our own steps and what the planner says; none in an installed
+    package."""
+    found: list[tuple[Figure, float]] = []
     for name in ("h200-step-r18.json", "h200-track-r18.json"):
         if (FOLDER / name).exists():
-            found += figures_of(json.loads((FOLDER / name).read_text()), name)
+            steps, peak = figures_of(json.loads((FOLDER / name).read_text()), name)
+            found += [*((step, step_seconds(step.setting)) for step in steps), (peak, peak_gib(peak.setting))]
     return found
 
 
-def figures_of(result: dict, name: str) -> list[StepFigure | MemoryFigure]:
-    """A result of `paceline bench step` (`step_s`, `windows`) or of a run on the track (`train_s`, `steps`)."""
+def figures_of(result: dict, name: str) -> tuple[list[Figure], Figure]:
+    """Steps and peak in a result of `paceline bench step` (`step_s`, `windows`) or of a run on the track (`train_s`,
+    `steps`)."""
     words = result.get("command", "")
-    profile = "reference" if "no-fast-paths" in (words if isinstance(words, str) else " ".join(words)) else "fast"
+    profile = "reference" if "no-custom-kernels" in (words if isinstance(words, str) else " ".join(words)) else "fast"
     config = with_steps(preset("r18-softcap"), 266)
     if "micro_tokens" in result and "step_s" not in result:  # the bench takes its peak in the preset's micro-batches
         config = replace(config, batch=replace(config.batch, micro_tokens=result["micro_tokens"]))
     at = Setting(config=config, cluster=ONE_H200, profile=profile)
-    step_s = result.get("step_s") or result["train_s"] / (result["steps"] - at.config.train.free_steps)
+    step_s = result.get("step_s") or result["train_s"] / (result["steps"] - at.config.train.untimed_steps)
     windows = [(row["tokens"], row["seconds"]) for row in result.get("windows", ())]
-    return [
-        StepFigure(f"{name}, mean", at, step_s),
-        *(StepFigure(f"{name}, window {tokens}", replace(at, window_tokens=tokens), s) for tokens, s in windows),
-        MemoryFigure(f"{name}, memory", at, result["peak_gib"]),
+    steps = [
+        Figure(f"{name}, mean", at, step_s),
+        *(Figure(f"{name}, window {tokens}", replace(at, window_tokens=tokens), s) for tokens, s in windows),
     ]
+    return steps, Figure(f"{name}, memory", at, result["peak_gib"])
 
 
 def test_predictions_are_within_15_percent_of_our_newest_results() -> None:
-    for figure in measured_since():
-        if isinstance(figure, StepFigure):
-            error = step_seconds(figure.setting) / figure.seconds - 1
-        else:
-            error = peak_gib(figure.setting) / figure.gib - 1
+    for figure, predicted in measured_since():
+        error = predicted / figure.measured - 1
         assert abs(error) < TOLERANCE, f"{figure.source}: {error:+.1%}; bring lab/plan/figures.py up to date"
 
 
 def test_a_result_file_of_either_kind_is_understood() -> None:
     bench = {"step_s": 0.9, "peak_gib": 22.0, "windows": [{"tokens": 128, "seconds": 0.8}], "command": ["bench"]}
-    mean, window, peak = figures_of(bench, "step")
-    assert isinstance(mean, StepFigure)
-    assert (mean.seconds, mean.setting.profile) == (0.9, "fast")
-    assert isinstance(window, StepFigure)
-    assert window.setting.window_tokens == 128
-    assert isinstance(peak, MemoryFigure)
-    track = {"train_s": 256.0, "steps": 266, "peak_gib": 31.0, "command": "train --train.no-fast-paths"}
-    mean, _ = figures_of(track, "track")
-    assert isinstance(mean, StepFigure)
-    assert (mean.seconds, mean.setting.profile) == (1.0, "reference")
-
-
-def test_the_page_is_current(tmp_path: Path) -> None:
-    assert page.main(["--check"]) == 0
-    old = tmp_path / "plan.md"
-    old.write_text("yesterday")
-    with pytest.raises(UserError, match=r"is old; run `python -m paceline\.lab\.plan\.page`"):
-        page.main(["--check"], old)
-    page.main([], old)
-    assert page.main(["--check"], old) == 0
+    (mean, window), peak = figures_of(bench, "step")
+    assert (mean.measured, mean.setting.profile) == (0.9, "fast")
+    assert (window.measured, window.setting.window_tokens) == (0.8, 128)
+    assert peak.measured == 22.0
+    track = {"train_s": 256.0, "steps": 266, "peak_gib": 31.0, "command": "train --train.no-custom-kernels"}
+    (mean,), peak = figures_of(track, "track")
+    assert (mean.measured, mean.setting.profile) == (1.0, "reference")
+    assert peak.measured == 31.0
 
 
 # ---- the fit
@@ -115,11 +105,11 @@ def test_the_page_is_current(tmp_path: Path) -> None:
 
 def test_the_fit_finds_the_efficiencies_that_made_the_figures() -> None:
     truth = {**STARTS["reference"], "products": 0.6, "attention": 0.25, "memory": 0.7}
-    made = [replace(figure, seconds=seconds(step_work(figure.setting), truth)) for figure in step_figures()]
+    made = [replace(figure, measured=seconds(step_work(figure.setting), truth)) for figure in step_figures()]
     found = fit("reference", made)
     for figure in made:
         if figure.setting.profile == "reference":
-            assert seconds(step_work(figure.setting), found) == pytest.approx(figure.seconds, rel=0.02)
+            assert seconds(step_work(figure.setting), found) == pytest.approx(figure.measured, rel=0.02)
     assert found["attention"] == pytest.approx(0.25, rel=0.1)  # windows of one preset tell it apart from the rest
 
 
@@ -149,13 +139,14 @@ def test_without_documents_and_window_attention_visits_the_lower_triangle_of_blo
 
 
 def test_the_counted_matrices_and_bytes_are_those_of_the_model() -> None:
-    for name in PRESETS:
-        config = preset(name)
-        assert sum(r * c * n for (r, c), n in matrix_shapes(config.model).items()) == block_matrix_weights(config.model)
-    model, counts = preset("r18-softcap").model, parameter_counts(preset("r18-softcap").model)
-    tables = counts["token_embedding"] + counts["value_embeddings"]
-    assert matrix_bytes(model) == 4 * counts["block_matrices"]
-    assert table_bytes(model) == 4 * counts["head"] + 2 * tables
+    for name in RECORDS:
+        config = small(name)
+        named = dict(GPT(config, end_of_text=0).named_parameters())
+        matrices = [weight for key, weight in named.items() if key.startswith("blocks.") and weight.dim() == 2]
+        tables = [weight for key, weight in named.items() if key.startswith("embeddings.") or key == "head"]
+        assert sum(r * c * n for (r, c), n in matrix_shapes(config).items()) == sum(w.numel() for w in matrices)
+        assert matrix_bytes(config) == sum(weight.nbytes for weight in matrices)
+        assert table_bytes(config) == sum(weight.nbytes for weight in tables)
 
 
 def test_peaks_are_those_of_the_table_of_utilisation() -> None:
@@ -190,7 +181,7 @@ def test_more_gpus_finish_sooner_and_cost_no_less() -> None:
 def test_a_ring_sends_each_gradient_twice_and_each_result_once() -> None:
     model = R18.config.model
     gradients = matrix_bytes(model) + table_bytes(model)
-    assert sent_bytes(R18) == pytest.approx(7 / 8 * (2 * gradients + 2 * block_matrix_weights(model)))
+    assert sent_bytes(R18) == pytest.approx(7 / 8 * (2 * gradients + 2 * describe(model).numel("matrices")))
 
 
 def test_slow_networks_are_waited_for() -> None:
@@ -219,7 +210,7 @@ def test_gradients_outside_of_their_buckets_are_held_twice_by_several_gpus_only(
 
 
 def test_shared_moments_save_memory_and_cost_a_gather() -> None:
-    shared = replace(R18, config=replace(R18.config, parallel=replace(R18.config.parallel, shard_adam=True)))
+    shared = replace(R18, config=replace(R18.config, parallel=replace(R18.config.parallel, zero1=True)))
     tables = table_bytes(R18.config.model)
     saved = (peak_gib(R18) - peak_gib(shared)) * 2**30
     assert saved == pytest.approx(7 / 8 * 2 * tables, rel=1e-6)
@@ -230,7 +221,7 @@ def test_shards_save_memory_and_cost_gathers_of_all_weights() -> None:
     """Each of eight micro-batches on one of eight GPUs gathers blocks twice and tables once."""
     config = replace(R18.config, batch=replace(R18.config.batch, tokens=8 * R18.config.batch.tokens))
     many = replace(R18, config=widened(config, 4))
-    shards = replace(many, config=replace(many.config, parallel=replace(config.parallel, fully_shard=True)))
+    shards = replace(many, config=replace(many.config, parallel=replace(config.parallel, fsdp=True)))
     assert peak_gib(shards) < peak_gib(many)
     weights = 2 * matrix_bytes(many.config.model) + table_bytes(many.config.model)
     assert sent_bytes(shards) > 7 / 8 * 8 * weights
@@ -241,7 +232,7 @@ def test_slices_save_activations_and_cost_halos() -> None:
     """Four pairs of GPUs at two sequences each, instead of eight at one."""
     whole = replace(R18, config=replace(R18.config, train=replace(R18.config.train, compile=False)))
     batch = replace(whole.config.batch, micro_tokens=65_536)
-    split = replace(whole, config=replace(whole.config, batch=batch, parallel=ParallelConfig(split_sequence=2)))
+    split = replace(whole, config=replace(whole.config, batch=batch, parallel=ParallelConfig(context_parallel=2)))
     assert split.tokens == whole.tokens
     assert split.micro_tokens == 32_768
     assert memory(split).activations == pytest.approx(memory(whole).activations / 2, rel=0.05)
@@ -271,7 +262,7 @@ def test_recomputation_saves_memory_and_costs_time() -> None:
 
 def test_a_head_of_odd_size_is_slow() -> None:
     model = R18.config.model
-    odd = replace(R18, config=replace(R18.config, model=replace(model, head_multiple=1)))
+    odd = replace(R18, config=replace(R18.config, model=replace(model, lm_head_multiple=1)))
     assert sum(w.seconds for w in computation(odd)) > 1.05 * sum(w.seconds for w in computation(R18))
 
 
@@ -281,11 +272,11 @@ def test_a_head_of_odd_size_is_slow() -> None:
 @pytest.mark.parametrize(
     ("at", "said"),
     [
-        (replace(SCRIPT, cluster=Cluster(gpu="3090", gpus=8)), "--head.backend chunked"),
+        (replace(SCRIPT, cluster=Cluster(gpu="3090", gpus=8)), "--lm-head.backend chunked"),
         (replace(SCRIPT, config=preset("r05-modern-arch"), cluster=Cluster(gpu="l4", gpus=8)), "--batch.micro-tokens"),
         (replace(R18, config=widened(R18.config, 4)), "--train.recompute"),
-        (replace(R18, config=widened(R18.config, 8)), "--parallel.fully-shard --train.recompute"),
-        (replace(R18, config=widened(R18.config, 16)), "--gpu b200 --parallel.fully-shard --train.recompute"),
+        (replace(R18, config=widened(R18.config, 8)), "--parallel.fsdp --train.recompute"),
+        (replace(R18, config=widened(R18.config, 16)), "--gpu b200 --parallel.fsdp --train.recompute"),
         (replace(R18, config=widened(R18.config, 32)), "a smaller model"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.cluster.gpu,

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from lab.simulated import Trial, cooled, power_law
-from paceline.core.errors import UserError
-from paceline.lab.statistics import (
+from paceline.analysis.statistics import (
     MOST_RUNS,
     Estimate,
     Test,
@@ -25,6 +24,7 @@ from paceline.lab.statistics import (
     time_at_equal_loss,
     welch,
 )
+from paceline.core.errors import UserError
 
 REPEATS = 3_000
 SPREAD = 0.002
@@ -204,16 +204,18 @@ def test_one_run_or_unequal_pairs_are_refused_in_a_line() -> None:
         time_at_equal_loss([FALL], [FALL, FALL])
 
 
-def test_an_interval_of_more_confidence_is_wider_and_has_the_same_p() -> None:
-    pairs = [3.28, 3.281, 3.279], [3.285, 3.284, 3.287]
-    narrow, wide = paired(*pairs), paired(*pairs, confidence=0.99)
-    assert wide.low < narrow.low < narrow.high < wide.high
-    assert wide.p == narrow.p
+def test_the_interval_leaves_0_out_where_p_is_below_five_percent() -> None:
+    rng = np.random.default_rng(5)
+    a, b = rng.normal(3.28, SPREAD, (2, 200, 3))
+    for test in (paired, welch):
+        for estimate in map(test, a + SPREAD, b):
+            assert (estimate.low > 0 or estimate.high < 0) == (estimate.p < 0.05)
 
 
 def test_scipy_is_loaded_when_something_is_computed_and_missed_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
-        "import sys, paceline.cli, paceline.commands.compare, paceline.lab.statistics; sys.exit('scipy' in sys.modules)"
+        "import sys, paceline.cli, paceline.commands.results, paceline.analysis.statistics\n"
+        "sys.exit('scipy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     monkeypatch.setitem(sys.modules, "scipy.special", None)

@@ -4,19 +4,17 @@ import dataclasses
 
 import pytest
 
-from paceline.metrics.flops import (
-    flops_per_token,
-    mean_flops_per_token,
-    mean_visible_keys,
-    parameter_counts,
-    utilisation,
-)
-from paceline.model.config import ModelConfig, WindowConfig
+from paceline.metrics.flops import flops_per_token, mean_flops_per_token, mean_visible_keys, utilisation
+from paceline.settings.data import BatchConfig
+from paceline.settings.model import LayerOverride, ModelConfig, WindowConfig
+from paceline.settings.optim import OptimConfig
+from paceline.settings.schedule import Stage
+from paceline.settings.spec import describe
 
-R04 = ModelConfig(num_heads=12, head_dim=64, tied_head=True, qkv="fused", activation="gelu")
-R05 = ModelConfig(embedding_multiple=128, head_multiple=128, tied_head=True)
+R04 = ModelConfig(num_heads=12, head_dim=64, tied_lm_head=True, qkv="fused", activation="gelu")
+R05 = ModelConfig(embedding_multiple=128, lm_head_multiple=128, tied_lm_head=True)
 R13 = dataclasses.replace(
-    R05, tied_head=False, x0_mix=True, unet_skips=True, value_path="residual", value_lambdas=1,
+    R05, tied_lm_head=False, x0_mix=True, unet_skips=True, value_path="residual", value_lambdas=1,
     window=WindowConfig(unit="tokens", start_tokens=64, quantum_tokens=64),
 )  # fmt: skip
 R14 = dataclasses.replace(R13, value_path="layerwise", value_storage="chunks")
@@ -40,7 +38,7 @@ R18 = dataclasses.replace(R17, embedding_multiple=128)
     ],
 )
 def test_totals_are_those_of_the_records(model: ModelConfig, total: int) -> None:
-    assert parameter_counts(model)["total"] == total
+    assert describe(model).numel() == total
 
 
 @pytest.mark.parametrize(
@@ -54,15 +52,16 @@ def test_totals_are_those_of_the_records(model: ModelConfig, total: int) -> None
     ],
 )
 def test_parts_are_those_of_the_records(model: ModelConfig, parts: tuple[int, ...]) -> None:
-    names = ("token_embedding", "value_embeddings", "head", "block_matrices", "scalars")
-    assert tuple(parameter_counts(model)[name] for name in names) == parts
+    groups = ("embeddings", "value_embeddings", "lm_head", "matrices", "scalars")
+    assert tuple(describe(model).numel(group) for group in groups) == parts
 
 
 def test_grouped_heads_shrink_keys_and_values_only() -> None:
     grouped = dataclasses.replace(R18, num_kv_heads=2)
-    counts, full = parameter_counts(grouped), parameter_counts(R18)
-    assert counts["block_matrices"] == full["block_matrices"] - 11 * 2 * 768 * 512
-    assert counts["value_embeddings"] == full["value_embeddings"] // 3
+    counts, full = describe(grouped), describe(R18)
+    assert counts.numel("matrices") == full.numel("matrices") - 11 * 2 * 768 * 512
+    assert counts.numel("value_embeddings") == full.numel("value_embeddings") // 3
+    assert counts.numel("embeddings", "lm_head", "scalars") == full.numel("embeddings", "lm_head", "scalars")
 
 
 def visible_by_counting(unit: str, window: int | None, length: int) -> float:
@@ -88,16 +87,56 @@ def test_visible_keys_are_those_of_the_mask(unit: str, window: int | None) -> No
 def test_a_step_of_record_18_costs_what_was_measured_against() -> None:
     """381 TFLOP of weight products; at a window of 7 blocks attention adds about 43 when no document ends."""
     per_step = 524_288
-    weights = flops_per_token(R18, sequence_tokens=1, window_tokens=128) * per_step
+    weights = flops_per_token(R18, sequence_tokens=1, windows={"short": 128}) * per_step
     assert weights == pytest.approx(381e12, rel=0.002)
-    attention = flops_per_token(R18, sequence_tokens=65_536, window_tokens=896) * per_step - weights
+    attention = flops_per_token(R18, sequence_tokens=65_536, windows={"short": 896}) * per_step - weights
     assert attention == pytest.approx(12 * 768 * 11 * (6.5 * 128) * per_step, rel=0.01)
 
 
 def test_the_mean_lies_between_the_first_and_the_last_window() -> None:
-    first, last = (flops_per_token(R18, sequence_tokens=2048, window_tokens=window) for window in (128, 1792))
-    mean = mean_flops_per_token(R18, sequence_tokens=2048, steps=1390)
-    assert first < mean < last
+    first, last = (flops_per_token(R18, sequence_tokens=2048, windows={"short": window}) for window in (128, 1792))
+    assert first < mean_flops_per_token(Run(model=R18, steps=1390)) < last
+
+
+OPTIM, BATCH = OptimConfig(), BatchConfig(tokens=4096, sequence_tokens=2048)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """The part of a run's config from which its schedule follows."""
+
+    model: ModelConfig
+    steps: int
+    optim: OptimConfig = OPTIM
+    batch: BatchConfig = BATCH
+    stages: tuple[Stage, ...] = ()
+
+
+def test_the_mean_is_over_tokens_of_which_a_larger_batch_has_more() -> None:
+    """Nine steps of one batch through a narrow window, one of three batches through a wide one."""
+    stages = (Stage(share=0.9, window_tokens=128), Stage(share=0.1, window_tokens=1792, batch_tokens=12_288))
+    narrow, wide = (flops_per_token(R18, sequence_tokens=2048, windows={"short": window}) for window in (128, 1792))
+    mean = mean_flops_per_token(Run(model=R18, steps=10, stages=stages))
+    assert mean == pytest.approx((9 * narrow + 3 * wide) / 12, rel=1e-12)
+
+
+def test_a_layer_costs_what_its_own_widths_and_window_say() -> None:
+    """Written out for one layer of each kind; 6 FLOP for a weight and a token, and for a key and a column of a head."""
+    model = ModelConfig(
+        vocab_size=64, width=16, num_layers=4, num_heads=2, head_dim=8, num_kv_heads=1,
+        window=WindowConfig(unit="tokens"), long_window=WindowConfig(unit="tokens", start_tokens=256),
+        layer_overrides=(
+            LayerOverride(layers=(0,), qk_dim=4, v_dim=6),
+            LayerOverride(layers=(1,), window="long", mlp_width=0),
+            LayerOverride(layers=(2,), attention=False, mlp_width=24),
+        ),
+    )  # fmt: skip
+    short, long = mean_visible_keys("tokens", 128, 512), mean_visible_keys("tokens", 256, 512)
+    projections = 16 * (2 * 4 + 4 + 6 + 2 * 6) + 2 * 16 * (16 + 8 + 8 + 16)  # layers 0, 1 and 3
+    weights = 64 * 16 + projections + 2 * (2 * 16 * 64) + 2 * 16 * 24  # head, attention, MLPs of layers 0 and 3, and 2
+    attended = 2 * (4 + 6) * short + 2 * (8 + 8) * long + 2 * (8 + 8) * short
+    found = flops_per_token(model, sequence_tokens=512, windows={"short": 128, "long": 256})
+    assert found == pytest.approx(6 * (weights + attended), rel=1e-12)
 
 
 def test_utilisation_is_silent_about_unknown_devices() -> None:

@@ -23,20 +23,20 @@ class FakeClock:
         self.now += seconds
 
 
-def run(meter: Meter, clock: FakeClock, steps: range, *, evaluate_every: int = 5) -> None:
-    """The records' loop: top of the step, validation, update."""
+def run(meter: Meter, clock: FakeClock, steps: range, *, evaluate_every: int = 5, tokens: int = 100) -> None:
+    """The records' loop: top of the step, validation, update by so many tokens."""
     for step in steps:
         meter.begin_step(step)
         if step % evaluate_every == 0:
             with meter.paused():
                 clock.advance(EVAL_S)
         clock.advance(COMPILE_S if step == 0 else STEP_S)
-        meter.end_step()
+        meter.end_step(tokens)
 
 
 def test_train_time_leaves_out_the_free_steps_and_validation() -> None:
     clock = FakeClock()
-    meter = Meter(free_steps=10, tokens_per_step=100, already_s=7.0, clock=clock)
+    meter = Meter(untimed_steps=10, already_s=7.0, clock=clock)
     clock.advance(3.0)  # building the model
     run(meter, clock, range(25))
     assert meter.train_s == 15 * STEP_S
@@ -48,7 +48,7 @@ def test_train_time_leaves_out_the_free_steps_and_validation() -> None:
 
 def test_the_train_clock_stands_still_inside_a_pause() -> None:
     clock = FakeClock()
-    meter = Meter(free_steps=0, tokens_per_step=1, clock=clock)
+    meter = Meter(untimed_steps=0, clock=clock)
     run(meter, clock, range(1, 4))
     with meter.paused():
         clock.advance(EVAL_S)
@@ -58,7 +58,7 @@ def test_the_train_clock_stands_still_inside_a_pause() -> None:
 
 def test_nothing_after_the_last_step_counts_as_training() -> None:
     clock = FakeClock()
-    meter = Meter(free_steps=0, tokens_per_step=100, clock=clock, wait=lambda: clock.advance(1.0))
+    meter = Meter(untimed_steps=0, clock=clock, wait=lambda: clock.advance(1.0))
     run(meter, clock, range(5), evaluate_every=100)
     meter.stop()
     train_s, rate = meter.train_s, meter.mean_tokens_per_s
@@ -71,7 +71,7 @@ def test_nothing_after_the_last_step_counts_as_training() -> None:
 
 def test_a_pause_ends_when_validation_raises() -> None:
     clock = FakeClock()
-    meter = Meter(free_steps=0, tokens_per_step=1, clock=clock)
+    meter = Meter(untimed_steps=0, clock=clock)
     meter.begin_step(0)
     with pytest.raises(KeyboardInterrupt), meter.paused():
         raise KeyboardInterrupt
@@ -81,11 +81,11 @@ def test_a_pause_ends_when_validation_raises() -> None:
 
 def test_queued_work_is_waited_for_before_the_clock_starts_or_stops() -> None:
     clock = FakeClock()
-    meter = Meter(free_steps=1, tokens_per_step=1, wait=lambda: clock.advance(4.0), clock=clock)
+    meter = Meter(untimed_steps=1, wait=lambda: clock.advance(4.0), clock=clock)
     meter.begin_step(0)
-    meter.end_step()
+    meter.end_step(100)
     meter.begin_step(1)  # waits 4 s for step 0: free
-    meter.end_step()
+    meter.end_step(100)
     with meter.paused():  # waits 4 s for step 1: counted
         pass  # and 4 s for the validation: not counted
     assert meter.train_s == 4.0
@@ -95,11 +95,11 @@ def test_queued_work_is_waited_for_before_the_clock_starts_or_stops() -> None:
 def test_a_resumed_run_reads_the_same_clocks_as_an_uninterrupted_one(stop: int) -> None:
     """Same train time if nothing is compiled anew; the second launch is in the wall time."""
     whole_clock, clock = FakeClock(), FakeClock()
-    whole = Meter(free_steps=10, tokens_per_step=10, clock=whole_clock)
+    whole = Meter(untimed_steps=10, clock=whole_clock)
     run(whole, whole_clock, range(1, 25))
-    first = Meter(free_steps=10, tokens_per_step=10, clock=clock)
+    first = Meter(untimed_steps=10, clock=clock)
     run(first, clock, range(1, stop))
-    second = Meter(free_steps=10, tokens_per_step=10, resumed=first.state(), already_s=5.0, clock=clock)
+    second = Meter(untimed_steps=10, resumed=first.state(), already_s=5.0, clock=clock)
     run(second, clock, range(stop, 25))
     assert second.train_s == whole.train_s
     assert second.wall_s == whole.wall_s + 5.0
@@ -108,16 +108,16 @@ def test_a_resumed_run_reads_the_same_clocks_as_an_uninterrupted_one(stop: int) 
 
 def test_a_new_launch_gets_no_free_steps_again() -> None:
     clock = FakeClock()
-    meter = Meter(free_steps=10, tokens_per_step=1, resumed=MeterState(train_s=100.0, timed_steps=50), clock=clock)
+    meter = Meter(untimed_steps=10, resumed=MeterState(train_s=100.0, timed_steps=50), clock=clock)
     meter.begin_step(60)
     clock.advance(COMPILE_S)
-    meter.end_step()
+    meter.end_step(100)
     assert meter.train_s == 100.0 + COMPILE_S
 
 
 def test_a_run_of_free_steps_only_has_a_rate_but_no_train_time() -> None:
     clock = FakeClock()
-    meter = Meter(free_steps=10, tokens_per_step=100, clock=clock)
+    meter = Meter(untimed_steps=10, clock=clock)
     assert meter.tokens_per_s is None
     run(meter, clock, range(1, 6))
     assert meter.train_s == 0.0
@@ -127,12 +127,23 @@ def test_a_run_of_free_steps_only_has_a_rate_but_no_train_time() -> None:
 
 def test_the_current_rate_forgets_old_steps() -> None:
     clock = FakeClock()
-    meter = Meter(free_steps=0, tokens_per_step=100, clock=clock)
+    meter = Meter(untimed_steps=0, clock=clock)
     for seconds in [10.0] * 30 + [1.0] * 30:
         meter.begin_step(0)
         clock.advance(seconds)
-        meter.end_step()
+        meter.end_step(100)
     assert meter.tokens_per_s == 100.0
+
+
+def test_rates_count_the_tokens_of_steps_that_differ_in_size() -> None:
+    """Also through a resume between the two sizes."""
+    clock = FakeClock()
+    first = Meter(untimed_steps=2, clock=clock)
+    run(first, clock, range(1, 7), tokens=100)  # step 1 is free
+    second = Meter(untimed_steps=2, resumed=first.state(), clock=clock)
+    run(second, clock, range(7, 12), tokens=300)
+    assert second.mean_tokens_per_s == (5 * 100 + 5 * 300) / (10 * STEP_S)
+    assert second.tokens_per_s == 300 / STEP_S
 
 
 def test_time_left() -> None:

@@ -12,15 +12,20 @@ from typing import Any
 
 import pytest
 
-from metrics.test_records import eval_record, step_record
+from metrics.test_metrics_file import eval_record, step_record
 from paceline.core.errors import ConfigError
-from paceline.metrics import apart
-from paceline.metrics.apart import Apart
-from paceline.metrics.config import MetricsConfig
-from paceline.metrics.records import METRICS_FILE, read_metrics
-from paceline.metrics.scalars import scalars
-from paceline.metrics.sinks import JsonlSink, fan_out
-from paceline.metrics.trackers import TENSORBOARD_FOLDER, Tracked, check_installed, trackers
+from paceline.metrics import trackers as module
+from paceline.metrics.metrics_file import METRICS_FILE, read_metrics
+from paceline.metrics.sinks import FanOut, JsonlSink
+from paceline.metrics.trackers import (
+    TENSORBOARD_FOLDER,
+    BackgroundTracker,
+    Tracked,
+    check_installed,
+    scalars,
+    trackers,
+)
+from paceline.settings.run import MetricsConfig
 
 PROJECTS = {"wandb": MetricsConfig(wandb="speed"), "trackio": MetricsConfig(trackio="speed")}
 CALLS = ("init", "log", "finish")
@@ -61,10 +66,10 @@ class Library(ModuleType):
 def write(folder: Path, config: MetricsConfig, *, steps: int = 3) -> list[str]:
     """A run's records into its file and its trackers; the warnings that were told."""
     warnings: list[str] = []
-    sinks = fan_out([JsonlSink(folder / METRICS_FILE), *trackers(config, tracked(folder))], warn=warnings.append)
+    sinks = FanOut([JsonlSink(folder / METRICS_FILE), *trackers(config, tracked(folder))], warn=warnings.append)
     for step in range(1, steps + 1):
-        sinks.step(step_record(step))
-    sinks.evaluation(eval_record(steps))
+        sinks.write(step_record(step))
+    sinks.write(eval_record(steps))
     sinks.close()
     assert len(read_metrics(folder)[0]) == steps
     return warnings
@@ -101,7 +106,7 @@ def test_a_resumed_run_hides_what_was_written_after_its_checkpoint(tmp_path: Pat
     for start, loss in ((0, 3.5), (2, 3.0)):
         (sink,) = trackers(MetricsConfig(tensorboard=True), tracked(tmp_path, start_step=start))
         for step in range(start + 1, start + 4):
-            sink.step(step_record(step, loss))
+            sink.write(step_record(step, loss))
         sink.close()
     assert events(tmp_path)["train/loss"] == [(1, 3.5), (2, 3.5), (3, 3.0), (4, 3.0), (5, 3.0)]
 
@@ -208,37 +213,38 @@ class Clock:
 
 def test_a_tracker_that_hangs_is_dropped_and_no_step_waits_for_it(hanging: Hanging) -> None:
     clock, warnings = Clock(), list[str]()
-    sinks = fan_out([Apart("tracker", lambda: hanging, answer_s=60, clock=clock)], warn=warnings.append)
-    sinks.step(step_record(1))
+    sinks = FanOut([BackgroundTracker("tracker", lambda: hanging, answer_s=60, clock=clock)], warn=warnings.append)
+    sinks.write(step_record(1))
     assert hanging.reached.wait(10)
     clock.now = 59.0
-    sinks.step(step_record(2))
+    sinks.write(step_record(2))
     assert warnings == []
     clock.now = 61.0
     for step in (3, 4):
-        sinks.step(step_record(step))
+        sinks.write(step_record(step))
     sinks.close()
     assert warnings == ["warning: tracker failed and gets no more records (no answer for 60 s)"]
 
 
 def test_a_tracker_that_hangs_at_the_end_is_left_behind(hanging: Hanging) -> None:
     warnings: list[str] = []
-    sinks = fan_out([Apart("tracker", lambda: hanging, close_s=0.01)], warn=warnings.append)
-    sinks.step(step_record(1))
+    sinks = FanOut([BackgroundTracker("tracker", lambda: hanging, close_s=0.01)], warn=warnings.append)
+    sinks.write(step_record(1))
     sinks.close()
     assert warnings == ["warning: tracker failed and gets no more records (not done 0 s after the run)"]
 
 
 def test_a_tracker_that_never_returns_does_not_keep_the_process() -> None:
-    code = "import time\nfrom paceline.metrics.apart import Apart\nApart('tracker', lambda: time.sleep(3600))"
+    imports = "import time\nfrom paceline.metrics.trackers import BackgroundTracker"
+    code = f"{imports}\nBackgroundTracker('tracker', lambda: time.sleep(3600))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
 def test_a_tracker_that_falls_too_far_behind_is_dropped(hanging: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "MOST_WAITING", 2)
+    monkeypatch.setattr(module, "MOST_WAITING", 2)
     warnings: list[str] = []
-    sinks = fan_out([Apart("tracker", lambda: hanging)], warn=warnings.append)
+    sinks = FanOut([BackgroundTracker("tracker", lambda: hanging)], warn=warnings.append)
     for step in range(1, 8):
-        sinks.step(step_record(step))
+        sinks.write(step_record(step))
     assert len(warnings) == 1
     assert "2 records behind" in warnings[0]

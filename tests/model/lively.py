@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from paceline.model.config import ModelConfig, RotaryConfig, WindowConfig
 from paceline.model.gpt import GPT
+from paceline.model.masks import Windows
+from paceline.settings.model import LayerOverride, ModelConfig, RotaryConfig, WindowConfig
 
 WINDOWS = {
     "blocks": WindowConfig(unit="blocks", start_tokens=128, growth_tokens=128),
@@ -13,6 +14,16 @@ WINDOWS = {
     "tokens_in_blocks": WindowConfig(unit="tokens_in_blocks", start_tokens=64, growth_tokens=64, quantum_tokens=64),
     "none": WindowConfig(unit="none"),
 }
+
+
+LAYERS_OF_MANY_SHAPES = {
+    "long_window": WindowConfig(unit="blocks", start_tokens=256, growth_tokens=0),
+    "layer_overrides": (
+        LayerOverride(layers=(1,), window="long", qk_dim=4, mlp_width=0),
+        LayerOverride(layers=(0, -1), v_dim=6, mlp_width=40),
+    ),
+}
+"""For a `small` model whose windows are counted in blocks."""
 
 
 def lively(model: GPT) -> GPT:
@@ -24,10 +35,15 @@ def lively(model: GPT) -> GPT:
     return model
 
 
+def windows_of(model: GPT, tokens: int) -> Windows:
+    """The same window for each kind that the model has; none where it has no window."""
+    return (tokens,) * len(model.config.windows)
+
+
 def small(unit: str, **changes: object) -> GPT:
     config = ModelConfig(
         vocab_size=61,
-        head_multiple=16,
+        lm_head_multiple=16,
         width=32,
         num_layers=4,
         num_heads=4,

@@ -5,9 +5,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from paceline.model.config import ModelConfig, PrecisionConfig
 from paceline.model.gpt import GPT
+from paceline.model.masks import window_tensor
 from paceline.recipes.presets import PRESETS
+from paceline.settings.model import ModelConfig, PrecisionConfig
 
 RECORDS = [name for name in PRESETS if name != "demo"]
 WINDOWED = [name for name in RECORDS if PRESETS[name]().model.window.unit != "none"]
@@ -42,6 +43,11 @@ def shaken(config: ModelConfig, *, seed: int = 0) -> GPT:
                 noise = torch.randn(parameter.shape, generator=generator)
                 parameter.copy_(noise * (0.12 if name.startswith("blocks.") else 1.0))
     return model
+
+
+def windows(*tokens: int) -> Tensor:
+    """What a forward pass takes: the window of each kind, in tokens."""
+    return window_tensor(tokens, torch.device("cpu"))
 
 
 def random_tokens(*shape: int, vocab_size: int = 300, seed: int = 0, document_every: int = 60) -> Tensor:

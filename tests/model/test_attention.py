@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from model.small import END_OF_TEXT, WINDOWED, in_fp32, random_tokens, shaken, small
+from model.small import END_OF_TEXT, WINDOWED, in_fp32, random_tokens, shaken, small, windows
 from paceline.kernels.attention import attend_chunked, attend_dense, attend_triangle
 from paceline.model import attention
 from paceline.model.attention import Attend, chunk_of, chunked_mask, plan_reference, reach_tokens
-from paceline.model.config import ModelConfig, RotaryConfig, WindowConfig
 from paceline.model.gpt import GPT
 from paceline.model.masks import MaskRule, block_lists, dense_mask, document_ids, full_block_share
 from paceline.recipes.demo import demo
+from paceline.settings.model import ModelConfig, RotaryConfig, WindowConfig
 
 SCALE = 0.37
 
@@ -92,9 +92,9 @@ def spy_on_chunks(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     return shapes
 
 
-def attended(attend: Attend, inputs: list[Tensor]) -> Tensor:
+def attended(attend: Attend, config: ModelConfig, inputs: list[Tensor]) -> Tensor:
     q, k, v = inputs
-    return attend(0, q, k, v)
+    return attend(config.layers[0], q, k, v)
 
 
 @pytest.mark.parametrize("rows", [1, 96, 128, 256, 512])  # ragged, even, all at once, more than there are
@@ -114,16 +114,16 @@ def test_a_triangle_of_queries_gives_the_dense_result_and_its_gradients(rows: in
 def test_past_4096_tokens_the_reference_works_by_chunks(
     tokens: int, chunked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, window = small("r18-softcap"), torch.tensor(13 * 128)
+    config, window = small("r18-softcap"), windows(13 * 128)
     documents = document_ids(random_tokens(1, tokens, document_every=2000), 7)
     inputs = qkv(1, tokens, heads=1, kv_heads=1, dtype=torch.float32)
     shapes = spy_on_chunks(monkeypatch)
-    y = attended(plan_reference(config, documents, tokens, window), inputs)
+    y = attended(plan_reference(config, documents, tokens, window), config, inputs)
     assert bool(shapes) == chunked
     if chunked:
         chunk = 512 if tokens % 512 == 0 else 128
         assert shapes == [(1, tokens // chunk, chunk, 1792 + chunk)], "memory follows the reach, not the length"
-    mask = dense_mask(MaskRule.of(config), documents, tokens, window)
+    mask = dense_mask(MaskRule.of(config), documents, tokens, window[0])
     assert_close(y, attend_dense(*inputs, mask, scale=config.head_dim**-0.5), rtol=1e-5, atol=1e-5)
 
 
@@ -132,13 +132,13 @@ def test_past_4096_tokens_the_reference_works_by_chunks(
 def test_a_whole_model_is_the_same_by_chunks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small(name)
     config = replace(config, window=replace(config.window, growth_tokens=192))
-    model, tokens, window = shaken(in_fp32(config)), random_tokens(1, 640, document_every=300), torch.tensor(256)
+    model, tokens, window = shaken(in_fp32(config)), random_tokens(1, 640, document_every=300), windows(256)
     dense = model.logits(tokens, window)
     shapes = spy_on_chunks(monkeypatch)
     monkeypatch.setattr(attention, "DENSE_LIMIT_TOKENS", 512)
     monkeypatch.setattr(attention, "CHUNK_TOKENS", 128)
     chunked = model.logits(tokens, window)
-    assert len(shapes) == config.num_layers - len(config.attentionless)
+    assert len(shapes) == len(config.attending)
     assert_close(chunked, dense, rtol=1e-4, atol=1e-4)
 
 
@@ -154,7 +154,7 @@ def test_a_model_with_shared_key_heads_is_one_with_repeated_key_heads() -> None:
         elif name.startswith("embeddings.values."):
             state[name] = weight.unflatten(1, (2, -1)).repeat_interleave(3, dim=1).flatten(1, 2)
     whole.load_state_dict(state)
-    tokens, window = random_tokens(2, 256), torch.tensor(128)
+    tokens, window = random_tokens(2, 256), windows(128)
     assert_close(grouped.logits(tokens, window), whole.logits(tokens, window), rtol=1e-5, atol=1e-5)
 
 
@@ -176,10 +176,10 @@ def test_a_whole_window_schedule_compiles_once(path: str, monkeypatch: pytest.Mo
     tokens = random_tokens(1, 1024, vocab_size=64, document_every=700)
     losses = []
     for step in range(5):
-        window = torch.tensor(config.window.tokens_at(step, 4), dtype=torch.int32)
-        loss = fast(tokens, tokens, window)
+        window = windows(config.window.tokens_at(step, 4))
+        loss = fast(tokens, tokens, window).main
         loss.sum().backward()
-        assert_close(loss, model(tokens, tokens, window), rtol=1e-4, atol=1e-5)
+        assert_close(loss, model(tokens, tokens, window).main, rtol=1e-4, atol=1e-5)
         losses.append(loss.detach())
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     assert not torch._dynamo.utils.counters["graph_break"]
@@ -192,7 +192,7 @@ def test_a_whole_window_schedule_compiles_once(path: str, monkeypatch: pytest.Mo
 def test_a_wider_window_leaves_what_it_does_not_reach_bit_for_bit() -> None:
     """Only queries for which the mask changes may change: those of the first block see all of it under any window."""
     model, tokens = shaken(in_fp32(small("r18-softcap"))), random_tokens(1, 512, document_every=10**6)
-    narrow, wide = (model.logits(tokens, torch.tensor(window)) for window in (128, 256))
+    narrow, wide = (model.logits(tokens, windows(window)) for window in (128, 256))
     assert torch.equal(narrow[:, :128], wide[:, :128])
     assert not torch.equal(narrow[:, 128:256], wide[:, 128:256])
 

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.small import RECORDS, random_tokens, small
-from paceline.model.config import ModelConfig
+from model.small import RECORDS, random_tokens, small, windows
+from optim.building import optimizer_of, settings_of
 from paceline.model.gpt import GPT
-from paceline.optim.optimizer import Optimizer
 from paceline.recipes.presets import preset
+from paceline.settings.model import ModelConfig
+from paceline.settings.spec import describe
 
 ZERO_HEAD = [name for name in RECORDS if name >= "r13"]
 OUTPUTS = ("attention.output", "mlp.down")
@@ -20,14 +21,14 @@ def first_loss(config: ModelConfig, *, tokens: int) -> float:
     model = GPT(config, end_of_text=50_256)
     ids = torch.randint(0, 50_257, (1, tokens + 1), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        return float(model(ids[:, :-1], ids[:, 1:], torch.tensor(128)).double().mean())
+        return float(model(ids[:, :-1], ids[:, 1:], windows(128)).main.double().mean())
 
 
 @pytest.mark.parametrize("name", ZERO_HEAD)
 def test_a_zero_head_starts_at_the_logarithm_of_its_rows(name: str) -> None:
     """ln 50,304 with the full vocabulary, for any softcap, and for record 17's unpadded tables too."""
     config = small(name, head_dim=4, vocab_size=50_257)
-    assert config.head_rows == 50_304
+    assert config.lm_head_rows == 50_304
     assert config.embedding_rows == (50_257 if name == "r17-sparse-values" else 50_304)
     assert first_loss(config, tokens=128) == pytest.approx(10.825840, abs=1.5e-6)
 
@@ -53,22 +54,21 @@ class Run:
 
     def __init__(self, name: str) -> None:
         self.model = GPT(small(name, vocab_size=400), end_of_text=7)
-        self.optimizer = Optimizer(
-            self.model.parameter_classes(), preset(name).optim, parts=self.model.fused_parts(), bf16_products=False
-        )
+        parts = {spec.name: spec.parts for spec in describe(self.model.config).parameters if spec.parts}
+        self.optimizer = optimizer_of(self.model.parameter_groups(), preset(name).optim, parts=parts)
         self.tokens = random_tokens(1, 128, vocab_size=400, document_every=50)
 
     def gradients(self) -> dict[str, Tensor]:
         self.optimizer.zero_grad()
         targets = self.tokens.roll(-1, dims=1)
-        self.model(self.tokens, targets, torch.tensor(256)).mean().backward()
+        self.model(self.tokens, targets, windows(256)).main.mean().backward()
         named = self.model.named_parameters()
         return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in named}
 
     def step(self) -> dict[str, Tensor]:
         """One update; the gradients it used."""
         gradients = self.gradients()
-        self.optimizer.step(lr_scale=1.0, momentum=0.85)
+        self.optimizer.step(settings_of(self.optimizer, momentum=0.85))
         return gradients
 
     def values(self) -> dict[str, Tensor]:

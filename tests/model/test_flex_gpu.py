@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.model.attention import PLANS
-from paceline.model.config import ModelConfig, WindowConfig
+from paceline.backends.attention_plans import plan_flex
+from paceline.model.attention import plan_reference
 from paceline.model.masks import document_ids
+from paceline.settings.model import ModelConfig, WindowConfig
 
 pytestmark = [
     pytest.mark.gpu,
@@ -16,6 +17,7 @@ pytestmark = [
 ]
 
 TOKENS = 2048
+PLANS = {"reference": plan_reference, "flex": plan_flex}
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +48,7 @@ def attention_inputs(config: ModelConfig, sequences: int) -> tuple[Tensor, list[
 def run(backend: str, config: ModelConfig, documents: Tensor, qkv: list[Tensor], window: Tensor) -> list[Tensor]:
     def attend(q: Tensor, k: Tensor, v: Tensor, documents: Tensor, window: Tensor) -> Tensor:
         plan = PLANS[backend](config, documents if config.document_mask else None, TOKENS, window)
-        return plan(0, q, k, v)
+        return plan(config.layers[0], q, k, v)
 
     compiled = torch.compile(attend, fullgraph=True, dynamic=False) if backend == "flex" else attend
     y = compiled(*qkv, documents, window)
@@ -60,7 +62,7 @@ def test_flex_equals_the_reference_in_value_and_gradient(unit: str, documents: b
     doc, qkv = attention_inputs(config, sequences=2)
     low = [x.detach().bfloat16().requires_grad_() for x in qkv]
     for tokens in (128, 640, 1792):
-        window = torch.tensor(tokens, dtype=torch.int32, device="cuda")
+        window = torch.tensor([tokens], dtype=torch.int32, device="cuda")
         judge = run("reference", config, doc, [x.detach().bfloat16().double().requires_grad_() for x in low], window)
         for fast, exact in zip(run("flex", config, doc, low, window), judge, strict=True):
             error = (fast.double() - exact).norm() / exact.norm()
@@ -72,7 +74,7 @@ def test_flex_with_grouped_heads_equals_the_reference() -> None:
         ModelConfig(num_heads=4, head_dim=64, width=256, document_mask=True), num_kv_heads=2, window=WINDOWS["blocks"]
     )
     doc, qkv = attention_inputs(config, sequences=1)
-    window = torch.tensor(384, dtype=torch.int32, device="cuda")
+    window = torch.tensor([384], dtype=torch.int32, device="cuda")
     low = [x.detach().bfloat16().requires_grad_() for x in qkv]
     judge = run("reference", config, doc, [x.detach().bfloat16().double().requires_grad_() for x in low], window)
     for fast, exact in zip(run("flex", config, doc, low, window), judge, strict=True):

@@ -1,4 +1,4 @@
-"""The model's parts one by one: value path, skips, missing attention, cap, parameter classes and counts."""
+"""The model's parts one by one: value path, skips, missing attention, cap, parameter groups and counts."""
 
 import math
 from dataclasses import replace
@@ -10,17 +10,22 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from model import plain
-from model.small import END_OF_TEXT, RECORDS, in_fp32, random_tokens, shaken, small
-from paceline.metrics.flops import parameter_counts
+from model.small import END_OF_TEXT, RECORDS, in_fp32, random_tokens, shaken, small, windows
 from paceline.model.block import relu_squared
-from paceline.model.config import ModelConfig, RotaryConfig
 from paceline.model.gpt import GPT
 from paceline.model.loss import cap_logits
-from paceline.model.norm import rms_norm
+from paceline.model.ops import rms_norm
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.scaling import scaled
+from paceline.settings.model import ModelConfig, RotaryConfig
+from paceline.settings.spec import describe
 
-TOKENS, WINDOW = random_tokens(1, 256, document_every=100), torch.tensor(128)
+TOKENS, WINDOW = random_tokens(1, 256, document_every=100), windows(128)
+
+
+def tables_of(config: ModelConfig) -> tuple[int | None, ...]:
+    """The value table of each layer."""
+    return tuple(None if layer.attention is None else layer.attention.value_table for layer in config.layers)
 
 
 def built(config: ModelConfig) -> GPT:
@@ -50,17 +55,17 @@ def changed_by(model: GPT, name: str, index: int) -> bool:
 def test_layers_look_up_the_records_tables(name: str) -> None:
     model = preset(name).model
     expected = plain.VALUE_TABLES[int(name[1:3])]
-    assert list(model.value_table_of_layer) == expected
-    assert model.num_value_tables == len(set(expected) - {None})
+    assert list(tables_of(model)) == expected
+    assert list(model.value_table_widths) == sorted({table for table in expected if table is not None})
 
 
 @pytest.mark.parametrize("layers", [2, 4, 6, 16])
 def test_maps_at_another_depth_are_resolved_from_both_ends(layers: int) -> None:
     base = replace(ModelConfig(num_layers=layers), value_ends=1)
-    mirrored = replace(base, value_path="mirrored").value_table_of_layer
+    mirrored = tables_of(replace(base, value_path="mirrored"))
     assert mirrored == mirrored[::-1]
     assert mirrored[: layers // 2] == tuple(range(layers // 2))
-    sparse = replace(base, value_path="sparse").value_table_of_layer
+    sparse = tables_of(replace(base, value_path="sparse"))
     assert sparse == (0, *(None,) * (layers - 2), 0)
 
 
@@ -82,13 +87,13 @@ def test_a_value_table_exists_where_an_attention_asks_for_it_and_is_trained(
     every = ModelConfig(vocab_size=300, width=16, num_layers=4, num_heads=2, head_dim=8, value_path=path, value_ends=2,
                         value_storage=storage, rotary=RotaryConfig(max_tokens=256))  # type: ignore[arg-type]  # fmt: skip
     config = replace(every, layers_without_attention=missing)
-    assert config.value_table_of_layer == map_of_layers
+    assert tables_of(config) == map_of_layers
     model = shaken(config)
-    assert sum(p.numel() for p in model.parameters()) == parameter_counts(config)["total"]
-    model(TOKENS, TOKENS.roll(-1), WINDOW).mean().backward()
+    assert sum(p.numel() for p in model.parameters()) == describe(config).numel()
+    model(TOKENS, TOKENS.roll(-1), WINDOW).main.mean().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
-        assert all(float(part.abs().max()) > 0 for part in parameter.grad.split(config.kv_width, dim=-1)), name
+        assert all(float(part.abs().max()) > 0 for part in parameter.grad.split(config.width, dim=-1)), name
 
 
 def test_a_table_that_is_not_there_leaves_the_start_of_the_others_as_it_was() -> None:
@@ -107,9 +112,9 @@ def test_chunks_of_one_matrix_are_tables_under_another_name(name: str) -> None:
     chunks, tables = shaken(config), built(replace(config, value_storage="tables"))
     state = dict(chunks.state_dict())
     wide = state.pop("embeddings.value_chunks")
-    pieces = {f"embeddings.values.{i}": piece for i, piece in enumerate(wide.split(config.kv_width, dim=1))}
+    pieces = {f"embeddings.values.{i}": piece for i, piece in enumerate(wide.split(config.width, dim=1))}
     tables.load_state_dict(state | pieces)
-    losses = [model(TOKENS, TOKENS, WINDOW) for model in (chunks, tables)]
+    losses = [model(TOKENS, TOKENS, WINDOW).main for model in (chunks, tables)]
     assert torch.equal(*losses)
     for loss in losses:
         loss.mean().backward()
@@ -124,7 +129,7 @@ def test_in_record_13_block_0_mixes_with_itself() -> None:
 
 
 def test_with_two_scalars_block_0_mixes_with_itself_too() -> None:
-    """(λ0 + λ1) v, the sum that block 0 would get from its own values as `extra`."""
+    """(λ0 + λ1) v, the sum that block 0 would get from its own values as `value_embed`."""
     model = shaken(in_fp32(replace(small("r13-window-warmup"), value_lambdas=2)))
     assert changed_by(model, "blocks.0.attention.value_mix", 1)
 
@@ -139,7 +144,7 @@ def test_a_row_of_a_mirrored_table_gets_the_gradients_of_both_its_layers() -> No
             model.blocks[layer].register_forward_pre_hook(lambda _, args: (*args[:2], args[2].detach(), *args[3:]))
             for layer in cut_off
         ]
-        model(TOKENS, TOKENS, WINDOW).mean().backward()
+        model(TOKENS, TOKENS, WINDOW).main.mean().backward()
         for hook in hooks:
             hook.remove()
         grad = model.embeddings.values["4"].grad
@@ -166,7 +171,7 @@ def test_block_7_loses_its_attention_and_nothing_else(name: str) -> None:
 
 def test_layers_without_attention_may_be_counted_from_the_end() -> None:
     config = replace(small("r18-softcap"), layers_without_attention=(-5,))
-    assert config.attentionless == {7}
+    assert [layer.index for layer in config.layers if layer.attention is None] == [7]
     same = replace(config, layers_without_attention=(7,))
     assert torch.equal(logits(shaken(config)), logits(shaken(same)))
 
@@ -264,18 +269,17 @@ def test_a_token_sees_nothing_after_it_and_nothing_before_its_document() -> None
 # ---- parameters
 
 
+GROUPS = ("embeddings", "value_embeddings", "lm_head", "matrices", "scalars")
+
+
 @pytest.mark.parametrize("name", list(PRESETS))
-def test_a_real_model_has_the_parameters_that_the_formula_counts(name: str) -> None:
+def test_a_real_model_has_the_parameters_that_the_description_counts(name: str) -> None:
     config = scaled(preset(name), 1 / 16).model
-    model, counts = built(config), parameter_counts(config)
-    sizes = {kind: sum(p.numel() for p in named.values()) for kind, named in model.parameter_classes().items()}
-    assert sum(p.numel() for p in model.parameters()) == counts["total"]
-    assert sizes == {
-        "matrices": counts["block_matrices"],
-        "embeddings": counts["token_embedding"] + counts["value_embeddings"],
-        "head": counts["head"],
-        "scalars": counts["scalars"],
-    }
+    model, description = built(config), describe(config)
+    assert sum(p.numel() for p in model.parameters()) == description.numel()
+    for group, named in model.parameter_groups().items():
+        assert sum(p.numel() for p in named.values()) == description.numel(group) > 0
+        assert sum(p.nbytes for p in named.values()) == description.nbytes(group)
 
 
 @pytest.mark.parametrize(
@@ -294,33 +298,33 @@ def test_a_real_model_has_the_parameters_that_the_formula_counts(name: str) -> N
 def test_full_size_presets_have_the_records_parameters(
     name: str, token: int, values: int, head: int, blocks: int, scalars: int, total: int
 ) -> None:
-    counts = parameter_counts(preset(name).model)
-    assert counts == {
-        "token_embedding": token,
-        "value_embeddings": values,
-        "head": head,
-        "block_matrices": blocks,
-        "scalars": scalars,
-        "total": total,
-    }
+    description = describe(preset(name).model)
+    assert tuple(description.numel(group) for group in GROUPS) == (token, values, head, blocks, scalars)
+    assert description.numel() == total
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
-def test_every_parameter_is_in_one_class(name: str) -> None:
+def test_every_parameter_is_in_one_group(name: str) -> None:
     model = built(small(name) if name != "demo" else preset(name).model)
-    classes = model.parameter_classes()
-    named = [parameter for group in classes.values() for parameter in group]
+    groups = model.parameter_groups()
+    assert set(groups) <= set(GROUPS)
+    named = [parameter for group in groups.values() for parameter in group]
     assert sorted(named) == sorted(parameter for parameter, _ in model.named_parameters())
-    assert all(p.dim() == 2 and n.startswith("blocks.") for n, p in classes["matrices"].items())
-    assert all(p.dim() == 2 and n.startswith("embeddings.") for n, p in classes["embeddings"].items())
-    assert all(p.dim() == 1 for p in classes["scalars"].values())
-    assert list(classes["head"]) == ([] if model.config.tied_head else ["head"])
+    assert all(p.dim() == 2 and n.startswith("blocks.") for n, p in groups["matrices"].items())
+    assert list(groups["embeddings"]) == ["embeddings.token"]
+    assert all(p.dim() == 2 and n.startswith("embeddings.value") for n, p in groups.get("value_embeddings", {}).items())
+    assert all(p.dim() == 1 for p in groups.get("scalars", {}).values())
+    assert list(groups.get("lm_head", {})) == ([] if model.config.tied_lm_head else ["head"])
+
+
+def fused_parts(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    return {parameter.name: parameter.parts for parameter in describe(config).parameters if parameter.parts}
 
 
 def test_only_a_fused_matrix_has_parts() -> None:
-    assert built(small("r05-modern-arch")).fused_parts() == {}
-    parts = built(small("r04-muon")).fused_parts()
-    width = small("r04-muon").width
-    assert parts == {f"blocks.{layer}.attention.qkv": (width, width, width) for layer in range(12)}
-    grouped = replace(small("r04-muon"), num_kv_heads=1)
-    assert set(built(grouped).fused_parts().values()) == {(width, grouped.head_dim, grouped.head_dim)}
+    assert fused_parts(small("r05-modern-arch")) == {}
+    config = small("r04-muon")
+    rows = (config.width,) * 3
+    assert fused_parts(config) == {f"blocks.{layer}.attention.qkv": rows for layer in range(12)}
+    grouped = replace(config, num_kv_heads=1)
+    assert set(fused_parts(grouped).values()) == {(config.width, config.head_dim, config.head_dim)}

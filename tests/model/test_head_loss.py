@@ -7,19 +7,15 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from model.small import END_OF_TEXT, random_tokens, shaken, small
+from model.small import END_OF_TEXT, random_tokens, shaken, small, windows
+from paceline.backends.registry import Request, find
 from paceline.kernels import head_loss as kernel
-from paceline.model.gpt import GPT
-from paceline.model.loss import (
-    HEAD_LOSSES,
-    IGNORE_TARGET,
-    HeadLoss,
-    head_loss,
-    head_loss_by_chunks,
-    head_loss_named,
-)
+from paceline.model.gpt import GPT, Seams
+from paceline.model.loss import IGNORE_TARGET, HeadLoss, head_loss, head_loss_by_chunks
+from paceline.settings.model import ModelConfig
 
 WIDTH, ROWS = 16, 40
+HEAD_LOSSES: dict[str, HeadLoss] = {"reference": head_loss, "chunked": head_loss_by_chunks}
 BOTH = pytest.mark.parametrize("loss", HEAD_LOSSES.values(), ids=HEAD_LOSSES.keys())
 CAPS = pytest.mark.parametrize("cap", [None, 15.0, 2.0])
 
@@ -132,11 +128,11 @@ def test_padding_rows_take_part_in_the_softmax() -> None:
 @pytest.mark.parametrize("name", ["r05-modern-arch", "r18-softcap"])  # tied head without a cap, untied with one
 def test_a_model_is_the_same_with_either_and_as_its_logits_say(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "CHUNK_LOGITS", 50 * 384)
-    one, tokens, window = shaken(small(name)), random_tokens(2, 128), torch.tensor(128)
-    other = GPT(one.config, end_of_text=END_OF_TEXT, loss=head_loss_by_chunks)
+    one, tokens, window = shaken(small(name)), random_tokens(2, 128), windows(128)
+    other = GPT(one.config, end_of_text=END_OF_TEXT, seams=Seams(lm_head=head_loss_by_chunks))
     other.load_state_dict(one.state_dict())
     targets = tokens.roll(-1, dims=1)
-    losses = [model(tokens, targets, window) for model in (one, other)]
+    losses = [model(tokens, targets, window).main for model in (one, other)]
     assert_close(*losses, rtol=1e-5, atol=1e-5)
     logits = one.logits(tokens, window)
     chosen = logits.gather(-1, targets[..., None])[..., 0]
@@ -151,13 +147,20 @@ def test_a_model_is_the_same_with_either_and_as_its_logits_say(name: str, monkey
         assert float((mine.grad.float() - theirs.grad.float()).abs().max()) <= rounding * size, key
 
 
+def chunked_by(chunk_tokens: int) -> HeadLoss:
+    """The back end of that name, cut as --lm-head.chunk-tokens says."""
+    request = Request(model=ModelConfig(), device="cpu", compute="fp32", lm_head_chunk_tokens=chunk_tokens)
+    loss: HeadLoss = find("lm_head", "chunked").build(request)
+    return loss
+
+
 @pytest.mark.parametrize(
     "chunk_tokens", [1, 5, 23, 100]
 )  # a token, a ragged last chunk, one chunk, more than there are
 def test_chunks_of_any_length_give_the_same_losses(chunk_tokens: int) -> None:
     x, weight, targets = inputs(23)
     expected = with_gradients(head_loss(x, weight, targets, 15.0), x, weight)
-    chunked = head_loss_named("chunked", chunk_tokens)
+    chunked = chunked_by(chunk_tokens)
     assert_close(with_gradients(chunked(x, weight, targets, 15.0), x, weight), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -169,7 +172,7 @@ def test_a_compiler_takes_all_chunks_as_one_operator() -> None:
         return graph
 
     x, weight, targets = inputs(64)
-    loss = head_loss_named("chunked", 2)  # 32 chunks
+    loss = chunked_by(2)  # 32 chunks
     torch._dynamo.reset()
     compiled = torch.compile(loss, fullgraph=True, dynamic=False, backend=backend)
     assert_close(compiled(x, weight, targets, 15.0), loss(x, weight, targets, 15.0), rtol=0, atol=0)

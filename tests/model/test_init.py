@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from model.small import END_OF_TEXT, RECORDS, small
-from paceline.model.config import ModelConfig
 from paceline.model.gpt import GPT
+from paceline.settings.model import ModelConfig
 
 BEFORE_13 = ("r04-muon", "r05-modern-arch")
 
@@ -81,7 +81,7 @@ def test_tables_and_head_start_as_the_record_does(name: str) -> None:
 
 
 def test_an_untied_head_may_start_uniform() -> None:
-    assert_uniform(start(replace(small("r18-softcap"), head_init="uniform"))["head"], 1 / math.sqrt(48))
+    assert_uniform(start(replace(small("r18-softcap"), lm_head_init="uniform"))["head"], 1 / math.sqrt(48))
 
 
 @pytest.mark.parametrize("name", RECORDS[2:])
@@ -96,13 +96,14 @@ def test_scalars_start_so_that_blocks_skips_and_mixes_are_the_records(name: str)
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_each_class_is_stored_in_the_records_format(name: str) -> None:
+def test_each_group_is_stored_in_the_records_format(name: str) -> None:
     model = GPT(small(name), end_of_text=END_OF_TEXT)
     tables = torch.float32 if name in BEFORE_13 else torch.bfloat16
     scalars = torch.float32 if name in (*BEFORE_13, "r18-softcap") else torch.bfloat16
-    expected = {"matrices": torch.float32, "head": torch.float32, "embeddings": tables, "scalars": scalars}
-    for kind, parameters in model.parameter_classes().items():
-        assert {parameter.dtype for parameter in parameters.values()} <= {expected[kind]}, kind
+    expected = {"matrices": torch.float32, "lm_head": torch.float32, "scalars": scalars}
+    expected |= {"embeddings": tables, "value_embeddings": tables}
+    for group, parameters in model.parameter_groups().items():
+        assert {parameter.dtype for parameter in parameters.values()} == {expected[group]}, group
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -127,10 +128,10 @@ CHANGES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"document_mask": False}, ()),
     ({"embedding_norm": False}, ()),
     ({"attention_branch_scale": 0.5}, ()),
-    ({"tied_head": True}, ()),
+    ({"tied_lm_head": True}, ()),
     ({"num_layers": 10}, ("skip_weights",)),
     ({"zero_init_outputs": False}, ("attention.output", "mlp.down")),
-    ({"head_init": "uniform"}, ("head",)),
+    ({"lm_head_init": "uniform"}, ("head",)),
     ({"num_kv_heads": 2}, ("attention.key", "attention.value", "values.0", "values.1", "values.2")),
 ]
 

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from model import plain
-from model.small import END_OF_TEXT, RECORDS, in_fp32, random_tokens, shaken, small
+from model.small import END_OF_TEXT, RECORDS, in_fp32, random_tokens, shaken, small, windows
 from paceline.model.gpt import GPT
 
 TOKENS = 320  # two blocks and a half, so that windows in tokens, in blocks and in both differ
@@ -28,7 +28,7 @@ def test_logits_in_the_records_own_formats(name: str) -> None:
     model, tokens = shaken(config), random_tokens(1, length, document_every=150)
     for window in (192, 256):
         expected = plain.logits(number(name), weights(model), tokens[0], window, end_of_text=END_OF_TEXT, formats=True)
-        found = model.logits(tokens, torch.tensor(window))[0].double()
+        found = model.logits(tokens, windows(window))[0].double()
         assert_close(found, expected, rtol=0, atol=2e-3)  # a cosine may round to the other bf16 neighbour
 
 
@@ -41,7 +41,7 @@ def test_loss_and_every_gradient_in_fp32(name: str) -> None:
     judge = weights(model, grad=True)
     expected = plain.loss(number(name), judge, tokens, targets, window, end_of_text=END_OF_TEXT)
     expected.backward()
-    found = model(tokens, targets, torch.tensor(window)).mean()
+    found = model(tokens, targets, windows(window)).main.mean()
     found.backward()
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
     for parameter_name, parameter in model.named_parameters():

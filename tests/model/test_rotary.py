@@ -11,18 +11,18 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from model.small import END_OF_TEXT, small
-from paceline.model.config import RotaryConfig
 from paceline.model.gpt import GPT
-from paceline.model.rotary import frequencies, rotary_tables, rotate, turning_pairs
+from paceline.model.rotary import RotaryCosSin, frequencies, rotary_pairs, rotary_tables, rotate
 from paceline.recipes.presets import preset
+from paceline.settings.model import RotaryConfig
 
 PLAIN = RotaryConfig(max_tokens=512)
-TRUNCATED = RotaryConfig(base=1024.0, turning_share=0.5, spacing="closed", max_tokens=512)
+TRUNCATED = RotaryConfig(base=1024.0, rotary_fraction=0.5, spacing="closed", max_tokens=512)
 
 
 def turned(x: Tensor, config: RotaryConfig) -> Tensor:
     cos, sin = rotary_tables(config, x.size(-1))
-    return rotate(x, cos[: x.size(1)], sin[: x.size(1)], config)
+    return rotate(x, RotaryCosSin(cos[: x.size(1)], sin[: x.size(1)]), config)
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -83,7 +83,7 @@ def test_pairs_half_a_head_apart_turn_by_minus_t_omega(config: RotaryConfig) -> 
     """As complex numbers u_j + i u_{j + D/2}: each is multiplied by e^{-i t ω_j}; ω is 0 for pairs at rest."""
     x, half = normal(2, 40, 3, 16), 8
     omega = np.zeros(half)
-    omega[: turning_pairs(config, 16)] = frequencies(config, 16).double().numpy()
+    omega[: rotary_pairs(config, 16)] = frequencies(config, 16).double().numpy()
     turn = np.exp(-1j * np.outer(np.arange(40), omega))[:, None, :]
     pairs = x.double().numpy()
     expected = (pairs[..., :half] + 1j * pairs[..., half:]) * turn
@@ -99,7 +99,7 @@ def test_a_product_of_query_and_key_depends_on_their_distance_only(q_at: int, k_
     cos, sin = rotary_tables(PLAIN, 16)
 
     def product(q_at: int, k_at: int) -> float:
-        at = [rotate(x, cos[[t]], sin[[t]], PLAIN) for x, t in ((q, q_at), (k, k_at))]
+        at = [rotate(x, RotaryCosSin(cos[[t]], sin[[t]]), PLAIN) for x, t in ((q, q_at), (k, k_at))]
         return float((at[0] * at[1]).sum())
 
     assert product(q_at + by, k_at + by) == pytest.approx(product(q_at, k_at), abs=5e-4)
@@ -145,11 +145,12 @@ def test_the_tables_do_not_depend_on_the_model_and_are_not_saved() -> None:
     config = small("r18-softcap")
     model = GPT(config, end_of_text=END_OF_TEXT)
     cos, sin = rotary_tables(config.rotary, config.head_dim)
-    assert dict(model.named_buffers()).keys() == {"rotary_cos", "rotary_sin"}, "one pair for all layers"
-    assert torch.equal(model.rotary_cos, cos)
-    assert torch.equal(model.rotary_sin, sin)
+    buffers = dict(model.named_buffers())
+    assert buffers.keys() == {"rotary_cos_8", "rotary_sin_8"}, "one pair for all layers with heads of one width"
+    assert torch.equal(buffers["rotary_cos_8"], cos)
+    assert torch.equal(buffers["rotary_sin_8"], sin)
     assert not [name for name in model.state_dict() if "rotary" in name]
 
 
 def test_some_pair_always_turns() -> None:
-    assert [turning_pairs(RotaryConfig(turning_share=share), 16) for share in (0.001, 0.5, 1.0)] == [1, 4, 8]
+    assert [rotary_pairs(RotaryConfig(rotary_fraction=share), 16) for share in (0.001, 0.5, 1.0)] == [1, 4, 8]

@@ -16,16 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model.small import END_OF_TEXT, random_tokens, shaken, small
-from paceline.model.config import ModelConfig, RotaryConfig, WindowConfig
+from model.small import END_OF_TEXT, random_tokens, shaken, small, windows
 from paceline.model.gpt import GPT
+from paceline.settings.model import ModelConfig, RotaryConfig, WindowConfig
 
 LAYERS, HEADS, DIM, VOCAB = 4, 2, 8, 40
 BARE = ModelConfig(
     vocab_size=VOCAB, width=HEADS * DIM, num_layers=LAYERS, num_heads=HEADS, head_dim=DIM,
     rotary=RotaryConfig(max_tokens=256),
 )  # fmt: skip
-TOKENS, WINDOW = random_tokens(1, 256, vocab_size=VOCAB), torch.tensor(128)
+TOKENS, WINDOW = random_tokens(1, 256, vocab_size=VOCAB), windows(128)
 VIEWS = ("view", "_unsafe_view", "t", "transpose", "unsqueeze", "select", "split", "split_with_sizes", "slice",
          "expand", "permute", "alias", "detach", "lift_fresh")  # fmt: skip
 BOOL_MASK_TO_FLOAT = ("where", "scalar_tensor")  # inside torch's attention, by version
@@ -91,14 +91,15 @@ def test_with_every_switch_off_the_model_is_the_bare_transformer() -> None:
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
 
     def bare() -> Tensor:
-        return bare_transformer(weights, model.rotary_cos, model.rotary_sin)
+        rotary = model.rotary(slice(0, TOKENS.size(1)), DIM)
+        return bare_transformer(weights, rotary.cos, rotary.sin)
 
     per_block = ("attention.query", "attention.key", "attention.value", "attention.output", "mlp.up", "mlp.down")
     blocks = {f"blocks.{layer}.{part}" for layer in range(LAYERS) for part in per_block}
     assert set(weights) == {"embeddings.token", "head"} | blocks
-    assert {name for name, _ in model.named_buffers()} == {"rotary_cos", "rotary_sin"}
+    assert {name for name, _ in model.named_buffers()} == {"rotary_cos_8", "rotary_sin_8"}
     assert operations(lambda: model(TOKENS, TOKENS, WINDOW)) == operations(bare)
-    assert torch.equal(model(TOKENS, TOKENS, WINDOW), bare())
+    assert torch.equal(model(TOKENS, TOKENS, WINDOW).main, bare())
 
 
 def times(count: int, one: Counter[str]) -> Counter[str]:
@@ -154,10 +155,10 @@ ON: list[tuple[dict[str, Any], set[str], Counter[str]]] = [
         MASK + Counter({"floor_divide": 3, "add": 1, "sub": 1, "lt": 1, "bitwise_and": 1}),
     ),
     ({"zero_init_outputs": True}, set(), Counter()),
-    ({"head_init": "zeros"}, set(), Counter()),
+    ({"lm_head_init": "zeros"}, set(), Counter()),
     ({"embedding_init": "uniform"}, set(), Counter()),
-    ({"head_multiple": 64}, set(), Counter()),
-    ({"rotary": RotaryConfig(turning_share=0.5, max_tokens=256)}, set(), Counter()),
+    ({"lm_head_multiple": 64}, set(), Counter()),
+    ({"rotary": RotaryConfig(rotary_fraction=0.5, max_tokens=256)}, set(), Counter()),
 ]
 
 
@@ -171,12 +172,12 @@ def test_a_switch_adds_its_own_weights_and_operations_and_no_others(
 
 
 FEWER: list[tuple[dict[str, Any], set[str]]] = [
-    ({"tied_head": True}, {"head"}),
+    ({"tied_lm_head": True}, {"head"}),
     ({"layers_without_attention": (1,)}, {p for p in parameters(BARE) if p.startswith("blocks.1.attention")}),
 ]
 
 
-@pytest.mark.parametrize(("change", "gone"), FEWER, ids=["tied_head", "layers_without_attention"])
+@pytest.mark.parametrize(("change", "gone"), FEWER, ids=["tied_lm_head", "layers_without_attention"])
 def test_switches_that_take_something_away(change: dict[str, Any], gone: set[str]) -> None:
     config = replace(BARE, **change)
     assert parameters(config) == parameters(BARE) - gone
@@ -187,9 +188,10 @@ def test_switches_that_take_something_away(change: dict[str, Any], gone: set[str
 
 def test_truncated_rotary_turns_half_as_many_pairs() -> None:
     """The same operations, each half as wide."""
-    half = GPT(replace(BARE, rotary=RotaryConfig(turning_share=0.5, max_tokens=256)), end_of_text=END_OF_TEXT)
-    assert half.rotary_cos.shape == half.rotary_sin.shape == (256, DIM // 4)
-    assert GPT(BARE, end_of_text=END_OF_TEXT).rotary_cos.shape == (256, DIM // 2)
+    truncated = replace(BARE, rotary=RotaryConfig(rotary_fraction=0.5, max_tokens=256))
+    for config, pairs in ((truncated, DIM // 4), (BARE, DIM // 2)):
+        buffers = dict(GPT(config, end_of_text=END_OF_TEXT).named_buffers())
+        assert {tuple(table.shape) for table in buffers.values()} == {(256, pairs)}
 
 
 OFF: list[dict[str, Any]] = [
@@ -213,4 +215,5 @@ def test_switched_off_among_others_it_only_takes_away(change: dict[str, Any]) ->
     assert of_model(without) < of_model(config)
     on, off = shaken(config), shaken(without)
     off.load_state_dict({name: value for name, value in on.state_dict().items() if name in parameters(without)})
-    assert not torch.allclose(on(TOKENS, TOKENS, WINDOW), off(TOKENS, TOKENS, WINDOW), atol=1e-2)
+    losses = [model(TOKENS, TOKENS, WINDOW).main for model in (on, off)]
+    assert not torch.allclose(*losses, atol=1e-2)

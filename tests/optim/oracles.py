@@ -48,3 +48,14 @@ def adam_step(
     v = betas[1] * v + (1 - betas[1]) * g * g
     m_hat, v_hat = m / (1 - betas[0] ** t), v / (1 - betas[1] ** t)
     return (1 - lr * decay) * p - lr * m_hat / (v_hat.sqrt() + 1e-8), m, v
+
+
+def adam_rows_step(
+    p: Tensor, g: Tensor, v: Tensor, *, t: int, lr: float, beta2: float, eps: float, decay: float
+) -> tuple[Tensor, Tensor]:
+    """One update of a whole table in float64, by a dense gradient (rows, width) and one second moment per row: Adam
+    without a first moment. The decay acts where it and the update point the same way."""
+    p, g, v = (tensor.double() for tensor in (p, g, v))
+    v = beta2 * v + (1 - beta2) * (g * g).mean(dim=1)
+    update = lr * math.sqrt(1 - beta2**t) * g / (v.sqrt() + eps)[:, None]
+    return p - update - torch.where(update * p > 0, lr * decay * p, 0.0), v

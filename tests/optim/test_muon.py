@@ -1,7 +1,6 @@
 """Muon over stacks against one matrix at a time, and against torch's own."""
 
 from collections.abc import Sequence
-from functools import partial
 
 import pytest
 import torch
@@ -10,16 +9,17 @@ from hypothesis.strategies import integers, lists, sampled_from
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from optim.building import float64_iteration
+from optim.building import settings as settings_of_step
 from optim.oracles import muon_steps, orthogonal_factor
-from paceline.optim.config import MuonConfig
-from paceline.optim.muon import Muon, ShareWork, all_here, nesterov_, shape_factor
-from paceline.optim.newton_schulz import orthogonalise
+from paceline.core.errors import ConfigError
+from paceline.optim.rule import Event, RuleContext, ShareWork, all_here
+from paceline.optim.rules.muon import Rule, nesterov_, shape_factor
+from paceline.settings.groups import param_groups
+from paceline.settings.optim import MuonConfig, OptimConfig
 
 LRS = [0.05, 0.03, 0.04, 0.01]
 WARM_UP = [0.85, 0.88, 0.91, 0.94]
-float64_iteration = partial(
-    orthogonalise, steps=5, dtype=torch.float64, association="polynomial_first", norm_of="rounded"
-)
 
 
 def seeded(*shape: int, seed: int) -> Tensor:
@@ -34,20 +34,36 @@ def gradient(name: str, shape: torch.Size, step: int) -> Tensor:
     return seeded(*shape, seed=1000 + 100 * step + int(name.strip("w")))
 
 
+def muon_of(
+    params: dict[str, nn.Parameter],
+    config: MuonConfig,
+    parts: dict[str, Sequence[int]] | None = None,
+    share_work: ShareWork = all_here,
+) -> Rule:
+    context = RuleContext(orthogonalise=float64_iteration, muon=config, parts=parts or {}, share_work=share_work)
+    group = param_groups(OptimConfig(muon=config), ["matrices"])["matrices"]
+    return Rule(group, params, context)
+
+
+def advance(muon: Rule, *, lr: float, momentum: float) -> None:
+    decay = muon.config.weight_decay
+    muon.start(Event(settings=settings_of_step(lr, momentum=momentum, weight_decay=decay), step=1))()
+
+
 def run(
     params: dict[str, nn.Parameter],
     config: MuonConfig,
     *,
-    parts: dict[str, int | Sequence[int]] | None = None,
+    parts: dict[str, Sequence[int]] | None = None,
     share_work: ShareWork = all_here,
     momenta: Sequence[float] = WARM_UP,
 ) -> dict[str, Tensor]:
     """Four steps of Muon in float64; the weights after them."""
-    muon = Muon(params, config, parts=parts or {}, orthogonalise=float64_iteration, share_work=share_work)
+    muon = muon_of(params, config, parts, share_work)
     for step, (lr, momentum) in enumerate(zip(LRS, momenta, strict=True)):
         for name, param in params.items():
             param.grad = gradient(name, param.shape, step)
-        muon.step(lr=lr, momentum=momentum)
+        advance(muon, lr=lr, momentum=momentum)
     return {name: param.detach() for name, param in params.items()}
 
 
@@ -129,10 +145,9 @@ def test_shape_factors_of_the_records(rows: int, cols: int, longest_side: float,
 @pytest.mark.parametrize("rows", [(8, 8, 8), (8, 4, 4)])  # equal parts, and queries wider than keys and values
 def test_a_fused_matrix_moves_as_its_parts_would(rule: str, rows: tuple[int, ...]) -> None:
     config = MuonConfig(scale_rule=rule, weight_decay=0.1)
-    fused = matrices([(24 if rows == (8, 8, 8) else 16, 8), (8, 8)])
-    parts = 3 if rows == (8, 8, 8) else rows
+    fused = matrices([(sum(rows), 8), (8, 8)])
     pieces = fused["w0"].detach().clone().split(list(rows))
-    moved = run(fused, config, parts={"w0": parts})["w0"].split(list(rows))
+    moved = run(fused, config, parts={"w0": rows})["w0"].split(list(rows))
     start = 0
     for piece, result in zip(pieces, moved, strict=True):
         own_grads = [gradient("w0", fused["w0"].shape, step)[start : start + len(piece)] for step in range(4)]
@@ -141,15 +156,15 @@ def test_a_fused_matrix_moves_as_its_parts_would(rule: str, rows: tuple[int, ...
         start += len(piece)
 
 
-@pytest.mark.parametrize("parts", [5, (8, 8)])
-def test_parts_that_do_not_cover_the_rows_are_refused(parts: int | Sequence[int]) -> None:
+@pytest.mark.parametrize("parts", [(5, 5, 5, 5), (8, 8), (8, 8, 8, 8)])
+def test_parts_that_do_not_cover_the_rows_are_refused(parts: Sequence[int]) -> None:
     with pytest.raises(ValueError, match="w0 has 24 rows"):
         run(matrices([(24, 8)]), MuonConfig(), parts={"w0": parts})
 
 
 def test_a_vector_is_refused() -> None:
-    with pytest.raises(ValueError, match="gain"):
-        Muon({"gain": nn.Parameter(torch.ones(3))}, MuonConfig(), parts={}, orthogonalise=float64_iteration)
+    with pytest.raises(ConfigError, match="gain"):
+        muon_of({"gain": nn.Parameter(torch.ones(3))}, MuonConfig())
 
 
 def test_work_shared_by_three_processes_gives_the_same_weights() -> None:
@@ -171,23 +186,23 @@ def test_work_shared_by_three_processes_gives_the_same_weights() -> None:
 def test_a_matrix_without_a_gradient_moves_by_its_momentum_alone() -> None:
     params = matrices([(6, 6), (6, 6)])
     start = params["w0"].detach().clone()
-    muon = Muon(params, MuonConfig(), parts={}, orthogonalise=float64_iteration)
+    muon = muon_of(params, MuonConfig())
     params["w1"].grad = gradient("w1", params["w1"].shape, 0)
-    muon.step(lr=0.1, momentum=0.9)
+    advance(muon, lr=0.1, momentum=0.9)
     assert torch.equal(params["w0"], start), "no gradient and no momentum: at rest"
     params["w0"].grad = gradient("w0", params["w0"].shape, 1)
-    muon.step(lr=0.1, momentum=0.9)
+    advance(muon, lr=0.1, momentum=0.9)
     params["w0"].grad = None
     before = params["w0"].detach().clone()
-    muon.step(lr=0.1, momentum=0.9)
+    advance(muon, lr=0.1, momentum=0.9)
     expected = -0.1 * orthogonal_factor(gradient("w0", params["w0"].shape, 1))  # momentum is proportional to it
     assert_close(params["w0"].detach() - before, expected, rtol=0, atol=1e-6)
 
 
 def test_bf16_weights_have_fp32_momentum() -> None:
     param = nn.Parameter(seeded(4, 4, seed=0).bfloat16())
-    muon = Muon({"w": param}, MuonConfig(), parts={}, orthogonalise=float64_iteration)
+    muon = muon_of({"w": param}, MuonConfig())
     param.grad = seeded(4, 4, seed=1).bfloat16()
-    muon.step(lr=0.1, momentum=0.9)
+    advance(muon, lr=0.1, momentum=0.9)
     assert muon.stacks[0].momentum.dtype == torch.float32
     assert_close(muon.stacks[0].momentum[0], param.grad.float() * (1 - 0.9))

@@ -1,24 +1,23 @@
 """A skipped step changes nothing, whatever the gradients hold; one that is not skipped is the step without a flag."""
 
-from typing import get_args
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.optim.config import AdamConfig, MuonConfig, OptimConfig
-from paceline.optim.optimizer import Optimizer, ParamClass
+from optim.building import Params, optimizer_of, settings_of
+from paceline.optim.optimizer import Optimizer
+from paceline.settings.optim import AdamConfig, MuonConfig, OptimConfig
 
-SHAPES = {"matrices": (6, 4), "embeddings": (9, 4), "head": (9, 4), "scalars": (3,)}
+SHAPES = {"matrices": (6, 4), "embeddings": (9, 4), "lm_head": (9, 4), "scalars": (3,)}
 
 
 def optimizer(config: OptimConfig) -> Optimizer:
     generator = torch.Generator().manual_seed(0)
-    params: dict[ParamClass, dict[str, nn.Parameter]] = {}
-    for kind in get_args(ParamClass):
-        tensor = torch.randn(SHAPES[kind], generator=generator)
-        params[kind] = {kind: nn.Parameter(tensor.bfloat16() if kind == "embeddings" else tensor)}
-    return Optimizer(params, config, parts={"matrices": 2}, bf16_products=False)
+    params: Params = {}
+    for group, shape in SHAPES.items():
+        tensor = torch.randn(shape, generator=generator)
+        params[group] = {group: nn.Parameter(tensor.bfloat16() if group == "embeddings" else tensor)}
+    return optimizer_of(params, config, parts={"matrices": (3, 3)})
 
 
 def step(subject: Optimizer, number: int, skip: bool | None, *, poison: float | None = None) -> None:
@@ -28,7 +27,8 @@ def step(subject: Optimizer, number: int, skip: bool | None, *, poison: float | 
         param.grad = torch.randn(param.shape, generator=generator).to(param.dtype)
         if poison is not None:
             param.grad.view(-1)[0] = poison
-    subject.step(lr_scale=0.3, momentum=0.85 + 0.01 * number, skip=None if skip is None else torch.tensor(skip))
+    settings = settings_of(subject, lr_scale=0.3, momentum=0.85 + 0.01 * number)
+    subject.step(settings, skip=None if skip is None else torch.tensor(skip))
 
 
 def everything(subject: Optimizer) -> dict[str, Tensor]:

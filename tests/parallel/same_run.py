@@ -4,18 +4,18 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.data.config import BatchConfig
-from paceline.model.config import WindowConfig
-from paceline.parallel.config import ParallelConfig
-from paceline.train.config import RunConfig
+from paceline.settings.data import BatchConfig
+from paceline.settings.model import WindowConfig
+from paceline.settings.parallel import ParallelConfig
+from paceline.settings.run import RunConfig
 from train.tiny import tiny_config
 
 STEPS, SEQUENCES, LENGTH = 20, 96, 16
 WORLDS, MICRO_BATCHES = (1, 2, 3, 4), (1, 2, 8)
 SHARDS = {
     "plain": ParallelConfig(),
-    "adam": ParallelConfig(shard_adam=True),
-    "full": ParallelConfig(fully_shard=True),
+    "adam": ParallelConfig(zero1=True),
+    "full": ParallelConfig(fsdp=True),
 }
 """What of a model ranks keep in shards."""
 Way = tuple[str, int, int]
@@ -40,7 +40,7 @@ def config_of(data: Path, way: Way) -> RunConfig:
     tokens = SEQUENCES * LENGTH
     return replace(
         config,
-        model=replace(config.model, head_init="uniform", zero_init_outputs=False, window=window),
+        model=replace(config.model, lm_head_init="uniform", zero_init_outputs=False, window=window),
         batch=BatchConfig(tokens=tokens, sequence_tokens=LENGTH, micro_tokens=tokens // (world * count)),
         evaluate=replace(config.evaluate, every=None, tokens=7 * LENGTH),
         checkpoint=replace(config.checkpoint, every=None),

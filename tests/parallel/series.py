@@ -28,29 +28,31 @@ import torch.distributed as dist
 from torch import Tensor
 
 from commands.test_bench import TINY
+from model.small import windows
 from paceline.checkpoint import store
 from paceline.checkpoint.run_folder import RunFolder
-from paceline.checkpoint.saver import Saver
+from paceline.checkpoint.save import Saver
 from paceline.cli import main as main_of_paceline
 from paceline.core.environment import code_digest
 from paceline.core.errors import PacelineError
-from paceline.data.batches import batches
-from paceline.data.feed import DeviceBatch, feed
+from paceline.data.feed import DeviceBatch
 from paceline.evaluate import validation
 from paceline.metrics.card import read_card
-from paceline.optim import muon
-from paceline.parallel import gradients, meeting
-from paceline.parallel.config import ParallelConfig
+from paceline.optim.rules import muon
+from paceline.parallel import gradients, rendezvous
+from paceline.parallel.embedding_sync import DeferredAllReduce, EmbeddingSync, part_here
 from paceline.parallel.gradients import add_up
-from paceline.parallel.matrices import share_over
-from paceline.parallel.meeting import joined, open_store
-from paceline.parallel.ranks import Ranks, Vote, ranks_from_environment
-from paceline.parallel.tables import LateSums, SharedTables, part_here
-from paceline.train import loop
-from paceline.train.assemble import assemble, inspect_machine
-from paceline.train.config import RunConfig
+from paceline.parallel.machine import inspect_machine
+from paceline.parallel.muon_sharding import share_muon_work
+from paceline.parallel.ranks import DeferredAny, Ranks, ranks_from_environment
+from paceline.parallel.rendezvous import joined, open_store
+from paceline.settings.parallel import ParallelConfig
+from paceline.settings.run import RunConfig
+from paceline.train import gradient_step, hooks
+from paceline.train.assemble import assemble
+from paceline.train.gradient_step import accumulate_gradient
+from paceline.train.loop import training_batches
 from paceline.train.run import resume_run, start_run
-from paceline.train.step import accumulate_gradient
 from parallel import same_run
 from train.tiny import narrow_record, tiny_config
 
@@ -80,9 +82,9 @@ class Watch:
 
     def __enter__(self) -> "Watch":
         self._patches = [
-            patch.object(loop, "accumulate_gradient", self._gradient),
+            patch.object(gradient_step, "accumulate_gradient", self._gradient),
             patch.object(gradients, "add_up", self._exchange),
-            patch.object(SharedTables, "start_sums", self._sum_tables(SharedTables.start_sums)),
+            patch.object(EmbeddingSync, "start_sums", self._sum_tables(EmbeddingSync.start_sums)),
         ]
         for each in self._patches:
             each.start()
@@ -97,22 +99,24 @@ class Watch:
         self._buckets.add(bucket.buffer().untyped_storage().data_ptr())
         return add_up(state, bucket)
 
-    def _sum_tables(self, start_sums: Callable[[SharedTables], None]) -> Callable[[SharedTables], None]:
-        def counted(tables: SharedTables) -> None:
+    def _sum_tables(self, start_sums: Callable[[EmbeddingSync], None]) -> Callable[[EmbeddingSync], None]:
+        def counted(tables: EmbeddingSync) -> None:
             self.exchanged[-1] += sum(table.numel() for table in tables.params)
             start_sums(tables)
 
         return counted
 
-    def _gradient(self, model: torch.nn.Module, batch: DeviceBatch, window: Tensor, **options: Any) -> Tensor:
+    def _gradient(self, model: torch.nn.Module, batch: DeviceBatch, *given: Any, **options: Any) -> Tensor:
         self.at_step(len(self.tokens))
         self.model = weakref.ref(model)
         self.tokens.append(batch.tokens.clone())
         self.exchanged.append(0)
         before = self._held(model)
         self._buckets.clear()
-        loss = accumulate_gradient(model, batch, window, **options)
-        tables = {id(table) for table in model.tables.params} if isinstance(model, gradients.Replica) else set()
+        loss = accumulate_gradient(model, batch, *given, **options)
+        tables = set()
+        if isinstance(model, gradients.Replica) and model.tables is not None:
+            tables = {id(table) for table in model.tables.params}
         asking = [p for p in model.parameters() if p.requires_grad and id(p) not in tables]
         self.in_buckets.append((before, self._held(model), len(asking)))
         return loss
@@ -128,7 +132,7 @@ class Watch:
 def base(data: Path, *, micro_tokens: int | None = LENGTH) -> RunConfig:
     config = tiny_config(data, steps=STEPS)
     batch = replace(config.batch, tokens=SEQUENCES * LENGTH, sequence_tokens=LENGTH, micro_tokens=micro_tokens)
-    model = replace(config.model, head_init="uniform", zero_init_outputs=False)  # zeros: gradients of mere rounding
+    model = replace(config.model, lm_head_init="uniform", zero_init_outputs=False)  # zeros: gradients of mere rounding
     evaluate = replace(config.evaluate, every=5, tokens=VALIDATED * LENGTH)
     rare = replace(config.checkpoint, every=None)
     return replace(config, model=model, batch=batch, evaluate=evaluate, checkpoint=rare)
@@ -141,7 +145,7 @@ def trained(config: RunConfig, folder: Path, ranks: Ranks, watch: Watch | None =
     return watched.seen() | {
         "steps_done": done.card.steps_done,
         "exit_code": done.exit_code,
-        "weights": weights_of(done.parts.model),
+        "weights": weights_of(done.run.model),
         "wrapper_gone": watched.model() is None,
     }
 
@@ -160,7 +164,7 @@ def stopped_and_resumed(config: RunConfig, folder: Path, ranks: Ranks) -> dict[s
     cut = trained(config, folder, ranks, Watch(hear))
     with fresh_corner(ranks, "resumed"):
         done = resume_run(config, RunFolder(folder), ranks)
-    return {"cut": cut["steps_done"], "exit_code": cut["exit_code"], "weights": weights_of(done.parts.model)}
+    return {"cut": cut["steps_done"], "exit_code": cut["exit_code"], "weights": weights_of(done.run.model)}
 
 
 def bad_numbers(config: RunConfig, folder: Path, ranks: Ranks) -> dict[str, Any]:
@@ -172,23 +176,31 @@ def bad_numbers(config: RunConfig, folder: Path, ranks: Ranks) -> dict[str, Any]
         loss = accumulate_gradient(*given, **options)
         return loss * math.nan if last and next(steps) == 1 else loss
 
-    sums, plain = itertools.count(), SharedTables.start_sums
+    sums, plain = itertools.count(), EmbeddingSync.start_sums
 
-    def start_sums(tables: SharedTables) -> None:
+    def start_sums(tables: EmbeddingSync) -> None:
         if last and next(sums) == 3:
             tables.params[0].grad[0] = math.nan
         plain(tables)
 
-    with patch.object(loop, "accumulate_gradient", gradient), patch.object(SharedTables, "start_sums", start_sums):
+    with (
+        patch.object(gradient_step, "accumulate_gradient", gradient),
+        patch.object(EmbeddingSync, "start_sums", start_sums),
+    ):
         done = start_run(config, RunFolder(folder), preset=config, ranks=ranks)
-    return {"skipped": done.card.skipped_steps, "weights": weights_of(done.parts.model)}
+    return {"skipped": done.card.skipped_steps, "weights": weights_of(done.run.model)}
 
 
 @contextlib.contextmanager
 def bad_shards(ranks: Ranks) -> Iterator[None]:
     """Only the last rank sees bad numbers: in its rows of a matrix's gradient in the second step, and in its own
     gradient of a scalar, before it joins the sum, in the fourth."""
-    last, steps, sums, plain = ranks.rank == ranks.world - 1, itertools.count(), itertools.count(), LateSums.start_sums
+    last, steps, sums, plain = (
+        ranks.rank == ranks.world - 1,
+        itertools.count(),
+        itertools.count(),
+        DeferredAllReduce.start_sums,
+    )
 
     def gradient(model: torch.nn.Module, *given: Any, **options: Any) -> Tensor:
         loss = accumulate_gradient(model, *given, **options)
@@ -196,12 +208,15 @@ def bad_shards(ranks: Ranks) -> Iterator[None]:
             part_here(the(model, "blocks.1.mlp.down").grad)[0, 0] = math.nan
         return loss
 
-    def start_sums(late: LateSums) -> None:
+    def start_sums(late: DeferredAllReduce) -> None:
         if last and next(sums) == 3:
             next(param.grad for param in late.params if param.grad is not None)[0] = math.inf
         plain(late)
 
-    with patch.object(loop, "accumulate_gradient", gradient), patch.object(LateSums, "start_sums", start_sums):
+    with (
+        patch.object(gradient_step, "accumulate_gradient", gradient),
+        patch.object(DeferredAllReduce, "start_sums", start_sums),
+    ):
         yield
 
 
@@ -231,12 +246,12 @@ def exhausted(config: RunConfig, folder: Path, ranks: Ranks) -> str:
             part_here(the(model, "blocks.1.mlp.down").detach()).fill_(math.nan)
         return accumulate_gradient(model, *given, **options)
 
-    config = replace(config, guard=replace(config.guard, limit=1))
-    with patch.object(loop, "accumulate_gradient", gradient), contextlib.suppress(PacelineError):
+    config = replace(config, bad_steps=replace(config.bad_steps, limit=1))
+    with patch.object(gradient_step, "accumulate_gradient", gradient), contextlib.suppress(PacelineError):
         start_run(config, RunFolder(folder), preset=config, ranks=ranks)
     gc.collect()  # first the wrapper around the model, which the error held
     dist.destroy_process_group()  # a run that fails leaves it, since others may not answer any more
-    return read_card(folder).notes[-1] if ranks.first else ""
+    return read_card(folder).notes[-1] if ranks.is_main else ""
 
 
 def given_up(config: RunConfig, folder: Path, ranks: Ranks) -> dict[str, Any]:
@@ -248,42 +263,27 @@ def given_up(config: RunConfig, folder: Path, ranks: Ranks) -> dict[str, Any]:
             os.kill(os.getpid(), signal.SIGTERM)
         return validation.validate(*given, **options)
 
-    with patch.object(loop, "validate", validate):
+    with patch.object(hooks, "validate", validate):
         cut = start_run(config, RunFolder(folder), preset=config, ranks=ranks).card
     with fresh_corner(ranks, "validated"):
         done = resume_run(config, RunFolder(folder), ranks)
-    return {"cut": (cut.steps_done, [row[0] for row in cut.losses]), "weights": weights_of(done.parts.model)}
+    return {"cut": (cut.steps_done, [row[0] for row in cut.losses]), "weights": weights_of(done.run.model)}
 
 
 def resharded(folder: Path, ranks: Ranks) -> list[list[float]]:
-    """A state sharded by rows is saved whole and fills tensors that are sharded by columns: this rank's part of it."""
+    """A state sharded by columns is saved whole and fills tensors that are sharded by rows: this rank's part of it."""
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh  # takes a second
 
     with joined(ranks, CPU, {}, ParallelConfig()):
         mesh = init_device_mesh("cpu", (ranks.world,))
-        rows = distribute_tensor(torch.arange(12.0).view(3, 4), mesh, [Shard(0)])
-        state = store.Checkpoint(1, {"w": rows}, {"step": torch.tensor(1)}, {})
-        with Saver(RunFolder(folder), keep=2, writes=ranks.first) as saver:
+        columns = distribute_tensor(torch.arange(12.0).view(3, 4), mesh, [Shard(1)])
+        state = store.Checkpoint(1, {"model": {"w": columns}, "optimizer": {"step": torch.tensor(1)}}, {})
+        with Saver(RunFolder(folder), keep=2, writes=ranks.is_main) as saver:
             saver.save(state)
         ranks.wait_for_all()
-        columns = distribute_tensor(torch.zeros(3, 4), mesh, [Shard(1)])
-        store.load_weights_into(RunFolder(folder).checkpoint(1), {"w": columns})
-        return columns.to_local().tolist()  # type: ignore[no-any-return]
-
-
-def buffers(config: RunConfig, ranks: Ranks, broadcast: bool) -> bool:
-    """Whether a buffer that the second rank has changed is the first one's after a forward pass."""
-    config = replace(config, parallel=replace(config.parallel, broadcast_buffers=broadcast))
-    resolved, machine = inspect_machine(config, ranks)
-    with joined(ranks, CPU, {}, ParallelConfig()):
-        parts = assemble(resolved, machine, ranks)
-        replica = gradients.replicate(parts.forward, ranks, config.parallel)
-        true = parts.model.rotary_cos.clone()
-        parts.model.rotary_cos.add_(ranks.rank)
-        tokens = torch.zeros(1, LENGTH, dtype=torch.int32)
-        replica(tokens, tokens.long(), torch.tensor(LENGTH, dtype=torch.int32))
-        del replica  # before its group, or the two may wait for each other for ever
-        return torch.equal(parts.model.rotary_cos, true)
+        rows = distribute_tensor(torch.zeros(3, 4), mesh, [Shard(0)])
+        store.load_weights_into(RunFolder(folder).checkpoint(1), {"w": rows})
+        return rows.to_local().tolist()  # type: ignore[no-any-return]
 
 
 def matrices(ranks: Ranks) -> dict[str, Any]:
@@ -296,7 +296,7 @@ def matrices(ranks: Ranks) -> dict[str, Any]:
 
     given = [torch.arange(n * r * c, dtype=torch.float32).view(n, r, c) for n, r, c in STACKS]
     with joined(ranks, CPU, {}, ParallelConfig()):
-        return {"stacks": list(share_over(ranks)(doubled, given, [])), "worked": sum(worked)}
+        return {"stacks": list(share_muon_work(ranks)(doubled, given, [])), "worked": sum(worked)}
 
 
 def order_of_a_step(config: RunConfig, folder: Path, ranks: Ranks) -> list[str]:
@@ -315,7 +315,7 @@ def order_of_a_step(config: RunConfig, folder: Path, ranks: Ranks) -> list[str]:
     watched = ("start_sums", "await_gradients", "start_gather", "finish_gathers")
     with contextlib.ExitStack() as stack:
         for name in watched:
-            stack.enter_context(noting(SharedTables, name))
+            stack.enter_context(noting(EmbeddingSync, name))
         for name in ("nesterov_", "move_"):
             stack.enter_context(noting(muon, name))
         start_run(replace(config, steps=1), RunFolder(folder), preset=config, ranks=ranks)
@@ -324,11 +324,11 @@ def order_of_a_step(config: RunConfig, folder: Path, ranks: Ranks) -> list[str]:
 
 def resumed(config: RunConfig, cut: Path, folder: Path, ranks: Ranks) -> dict[str, Any]:
     """A run that other ranks have left behind, continued by these."""
-    if ranks.first:
+    if ranks.is_main:
         shutil.copytree(cut, folder)
     done = resume_run(config, RunFolder(folder), ranks)
-    moments = {name: slot.kept().numel() for name, slot in done.parts.optimizer._slots().items() if "adam" in name}
-    return {"weights": weights_of(done.parts.model), "moments": moments}
+    moments = {name: slot.kept().numel() for name, slot in done.run.optimizer._slots().items() if "adam" in name}
+    return {"weights": weights_of(done.run.model), "moments": moments}
 
 
 def in_slices(data: Path, parts: int, **train: Any) -> RunConfig:
@@ -341,23 +341,23 @@ def in_slices(data: Path, parts: int, **train: Any) -> RunConfig:
         batch=replace(config.batch, tokens=4 * 512, sequence_tokens=512, micro_tokens=2 * 512),
         evaluate=replace(config.evaluate, every=None, tokens=3 * 512),
         train=replace(config.train, **train),
-        parallel=replace(config.parallel, split_sequence=parts),
+        parallel=replace(config.parallel, context_parallel=parts),
     )
 
 
 def fully_sharded(config: RunConfig) -> RunConfig:
-    return replace(config, parallel=replace(config.parallel, fully_shard=True))
+    return replace(config, parallel=replace(config.parallel, fsdp=True))
 
 
 def batches_read(config: RunConfig, folder: Path, ranks: Ranks) -> Tensor:
     """The tokens of every step of a run, (steps, sequences, length), as this rank has read them."""
     tokens: list[Tensor] = []
 
-    def gradient(model: torch.nn.Module, batch: DeviceBatch, window: Tensor, **options: Any) -> Tensor:
+    def gradient(model: torch.nn.Module, batch: DeviceBatch, *given: Any, **options: Any) -> Tensor:
         tokens.append(batch.tokens.clone())
-        return accumulate_gradient(model, batch, window, **options)
+        return accumulate_gradient(model, batch, *given, **options)
 
-    with patch.object(loop, "accumulate_gradient", gradient):
+    with patch.object(gradient_step, "accumulate_gradient", gradient):
         start_run(config, RunFolder(folder), preset=config, ranks=ranks)
     return torch.stack(tokens)
 
@@ -366,13 +366,11 @@ def gradient_norm(config: RunConfig, ranks: Ranks) -> float:
     """Of the first step. Losses and weights would hardly show a wrong scale: both optimizers normalise."""
     resolved, machine = inspect_machine(config, ranks)
     with joined(ranks, CPU, {}, ParallelConfig()):
-        parts = assemble(resolved, machine, ranks)
-        data = batches(parts.data.train, config.data, config.batch, seed=0, rank=ranks.rank, world=ranks.world)
-        batch, _ = next(feed(data, CPU))
-        replica = gradients.replicate(parts.forward, ranks, config.parallel, parts.tables)
-        window = torch.tensor(LENGTH, dtype=torch.int32)
-        accumulate_gradient(replica, batch, window, micro_sequences=2, ranks=ranks)
-        norm = parts.optimizer.gradient_norm().item()
+        run = assemble(resolved, machine, ranks)
+        batch, _ = next(training_batches(run))
+        replica = gradients.replicate(run.forward, ranks, config.parallel, run.sync)
+        accumulate_gradient(replica, batch, windows(LENGTH), torch.zeros(0), micro_sequences=2, ranks=ranks)
+        norm = run.optimizer.gradient_norm().item()
         del replica  # before its group, or the two may wait for each other for ever
         return norm
 
@@ -381,13 +379,13 @@ def kept_in_shards(config: RunConfig, folder: Path, ranks: Ranks, cut: Path | No
     """A run of shards, from its start or on from where others have cut one; elements of weights and slots that this
     rank has kept at its end."""
     if cut is None:
-        parts = start_run(config, RunFolder(folder), preset=config, ranks=ranks).parts
+        run = start_run(config, RunFolder(folder), preset=config, ranks=ranks).run
     else:
-        if ranks.first:
+        if ranks.is_main:
             shutil.copytree(cut, folder)
-        parts = resume_run(config, RunFolder(folder), ranks).parts
-    own = {name: parts.tables.own(weight, weight).numel() for name, weight in parts.model.named_parameters()}
-    return own | {name: slot.kept().numel() for name, slot in parts.optimizer._slots().items()}
+        run = resume_run(config, RunFolder(folder), ranks).run
+    own = {name: run.sync.own(weight, weight).numel() for name, weight in run.model.named_parameters()}
+    return own | {name: slot.kept().numel() for name, slot in run.optimizer._slots().items()}
 
 
 def commanded(words: dict[str, object], flags: list[str], verb: list[str], ranks: Ranks) -> str:
@@ -415,14 +413,14 @@ def benched(words: dict[str, object], flags: list[str], ranks: Ranks) -> str:
 def votes(ranks: Ranks) -> list[bool]:
     """The last rank wishes at its second call."""
     with joined(ranks, CPU, {}, ParallelConfig()):
-        vote = Vote(ranks)
+        vote = DeferredAny(ranks)
         return [vote(call == 1 and ranks.rank == ranks.world - 1) for call in range(4)]
 
 
 def fresh_corner(ranks: Ranks, name: str) -> Any:
     """Groups of one launch share torchrun's store; while entered, a new one has names of its own there."""
     corner = dist.PrefixStore(name, open_store(ranks, HANGS_S))
-    return patch.object(meeting, "open_store", lambda *_: corner)
+    return patch.object(rendezvous, "open_store", lambda *_: corner)
 
 
 def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Callable[[Ranks], Any]]]:
@@ -440,13 +438,13 @@ def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Cal
     for name, config in (("micro", plain), ("whole", whole)):
         run(f"{name}-no-views", 2, replace(config, steps=3, parallel=replace(config.parallel, bucket_views=False)))
     padded = replace(plain, steps=3, data=replace(plain.data, align_documents=True))
-    measured = replace(plain, steps=3, metrics=replace(plain.metrics, instruments=True))
+    measured = replace(plain, steps=3, metrics=replace(plain.metrics, diagnostics=True))
     residual = narrow_record("r13-window-warmup", data, steps=2)
     for world in (1, 2):
         run(f"padded-{world}", world, padded)
         run(f"measured-{world}", world, measured)
         run(f"residual-{world}", world, residual)
-    sharded = replace(whole, parallel=replace(whole.parallel, shard_adam=True))
+    sharded = replace(whole, parallel=replace(whole.parallel, zero1=True))
     run("sharded-3", 3, sharded)
     clipped = replace(whole, steps=3, optim=replace(whole.optim, clip_norm=1e-3))
     run("clipped-2", 2, clipped)
@@ -480,11 +478,11 @@ def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Cal
     for way in same_run.SAMPLE if largest < 4 else same_run.ALL:
         name, config = same_run.name_of(way), same_run.config_of(data, way)
         found[name] = way[1], partial(batches_read, config, out / name)
-    for name, flags in (("bench", []), ("bench-shards", ["--parallel.fully-shard"])):
+    for name, flags in (("bench", []), ("bench-shards", ["--parallel.fsdp"])):
         words = {"--data.dir": data, "--points": 1, "--repeats": 2, "--out": out / f"{name}.json"}
         found[name] = 2, partial(benched, words, flags)
     words = {"--data.dir": data, "--out": out / "command", "--steps": 2, "--evaluate.tokens": 768}
-    found["command"] = 2, partial(commanded, words, ["--parallel.fully-shard"], ["train"])
+    found["command"] = 2, partial(commanded, words, ["--parallel.fsdp"], ["train"])
     found["order"] = 2, partial(order_of_a_step, sharded, out / "order")
     found["stopped"] = 2, lambda ranks: stopped_and_resumed(plain, out / "stopped", ranks)
     found["bad-numbers"] = 2, lambda ranks: bad_numbers(replace(plain, steps=5), out / "bad-numbers", ranks)
@@ -495,8 +493,6 @@ def experiments(data: Path, out: Path, largest: int) -> dict[str, tuple[int, Cal
     found["given-up"] = 2, lambda ranks: given_up(plain, out / "given-up", ranks)
     found["resharded"] = 2, lambda ranks: resharded(out / "resharded", ranks)
     found["votes"] = 3, votes
-    for broadcast in (True, False):
-        found[f"buffers-{broadcast}"] = 2, lambda ranks, broadcast=broadcast: buffers(plain, ranks, broadcast)
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 from paceline.checkpoint.run_folder import RunFolder, only_writer
 from paceline.cli import main
 from paceline.metrics.card import read_card
-from paceline.metrics.records import read_metrics
+from paceline.metrics.metrics_file import read_metrics
 from parallel.launch import child_of, flags, torchrun, wait_for_checkpoint
 
 ENDS_S = 60

@@ -12,12 +12,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.data.feed import DeviceBatch
-from paceline.parallel.config import ParallelConfig
 from paceline.parallel.gradients import replicate
-from paceline.parallel.matrices import _Gather
-from paceline.parallel.ranks import Ranks, Vote
-from paceline.train.assemble import assemble, inspect_machine
-from paceline.train.step import accumulate_gradient
+from paceline.parallel.machine import inspect_machine
+from paceline.parallel.muon_sharding import _Gather
+from paceline.parallel.ranks import DeferredAny, Ranks
+from paceline.settings.parallel import ParallelConfig
+from paceline.train.assemble import assemble
+from paceline.train.gradient_step import accumulate_gradient
 from train.tiny import narrow_record
 
 pytestmark = [
@@ -39,7 +40,7 @@ def test_sums_and_gathers_stay_on_the_gpu_and_votes_off_it() -> None:
     values = torch.tensor([3.0], dtype=torch.float64, device="cuda")
     assert TWO.sum_(values).item() == TWO.largest_(values).item() == 3.0
     assert TWO.from_first(lambda: {"step": 3}) == {"step": 3}
-    vote = Vote(TWO)
+    vote = DeferredAny(TWO)
     assert [vote(True), vote(False), vote(False)] == [False, True, False]
     own = torch.randn(3, 8, 4, device="cuda").bfloat16().mT
     gathered = _Gather(own, [slice(0, 3)]).stack()

@@ -1,4 +1,4 @@
-"""Who a process is, what it does of a step and of Muon's work, and mistakes that are told before anything starts."""
+"""Who a process is, what it does of a step and of Muon's work, and mistakes reported before anything starts."""
 
 import re
 from dataclasses import replace
@@ -11,23 +11,23 @@ from hypothesis.strategies import integers, lists
 
 from paceline.core.errors import ConfigError
 from paceline.core.probe import Verdict
-from paceline.data.config import BatchConfig
-from paceline.optim.muon import all_here
-from paceline.parallel.config import ParallelConfig
+from paceline.optim.rule import all_here
+from paceline.parallel.batch_split import rank_batch
+from paceline.parallel.context_parallel import halo_sizes
+from paceline.parallel.embedding_sync import rows_of
 from paceline.parallel.gradients import replicate
-from paceline.parallel.matrices import deal, share_over
-from paceline.parallel.meeting import joined
-from paceline.parallel.ranks import ALONE, Ranks, Vote, ranks_from_environment
-from paceline.parallel.sequence import halo_sizes
-from paceline.parallel.share import share_of_batch
-from paceline.parallel.tables import rows_of
+from paceline.parallel.machine import inspect_machine
+from paceline.parallel.muon_sharding import deal, share_muon_work
+from paceline.parallel.ranks import SINGLE_PROCESS, DeferredAny, Ranks, ranks_from_environment
+from paceline.parallel.rendezvous import joined
 from paceline.recipes.presets import preset
-from paceline.train.assemble import inspect_machine
-from paceline.train.config import TrainConfig
+from paceline.settings.data import BatchConfig
+from paceline.settings.parallel import ParallelConfig
+from paceline.settings.run import TrainConfig
 from train.tiny import tiny_config
 
 
-def test_torchrun_tells_who_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchrun_says_which_rank_a_process_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")):
         monkeypatch.setenv(name, value)
     assert ranks_from_environment() == Ranks(rank=5, world=8, local_rank=1)
@@ -39,21 +39,21 @@ def test_torchrun_tells_who_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cluster_that_numbers_its_machines_is_not_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setenv("WORLD_SIZE", "8")
-    assert ranks_from_environment() == ALONE
+    assert ranks_from_environment() == SINGLE_PROCESS
 
 
-def test_alone_there_is_nobody_to_talk_to() -> None:
+def test_a_single_process_exchanges_nothing() -> None:
     """Neither a process group nor a wrapper, and no method waits for one."""
     model, values = torch.nn.Linear(2, 2), torch.tensor([3.0])
-    with joined(ALONE, torch.device("cpu"), {}, ParallelConfig()):
+    with joined(SINGLE_PROCESS, torch.device("cpu"), {}, ParallelConfig()):
         assert not torch.distributed.is_initialized()
-        assert ALONE.sum_(values) is values
-        assert ALONE.largest_(values) is values
-        assert ALONE.from_first(lambda: "found") == "found"
-        ALONE.wait_for_all()
-    assert replicate(model, ALONE, ParallelConfig()) is model
-    assert share_over(ALONE) is all_here
-    vote = Vote(ALONE)
+        assert SINGLE_PROCESS.sum_(values) is values
+        assert SINGLE_PROCESS.largest_(values) is values
+        assert SINGLE_PROCESS.from_first(lambda: "found") == "found"
+        SINGLE_PROCESS.wait_for_all()
+    assert replicate(model, SINGLE_PROCESS, ParallelConfig()) is model
+    assert share_muon_work(SINGLE_PROCESS) is all_here
+    vote = DeferredAny(SINGLE_PROCESS)
     assert [vote(True), vote(False)] == [True, False]
 
 
@@ -63,14 +63,14 @@ def test_alone_there_is_nobody_to_talk_to() -> None:
 @given(world=integers(1, 9), each=integers(1, 12), length=integers(1, 300))
 def test_shares_are_equal_and_micro_batches_divide_them(world: int, each: int, length: int) -> None:
     batch = BatchConfig(tokens=world * each * length, sequence_tokens=length)
-    share = share_of_batch(batch, world)
+    share = rank_batch(batch, world)
     assert share.tokens * world == batch.tokens
     assert share.sequences % share.micro_sequences == 0
 
 
 def test_a_micro_batch_is_never_larger_than_the_share() -> None:
     batch = BatchConfig(tokens=2048, sequence_tokens=256, micro_tokens=1024)
-    assert [share_of_batch(batch, world).micro_sequences for world in (1, 2, 4, 8)] == [4, 4, 2, 1]
+    assert [rank_batch(batch, world).micro_sequences for world in (1, 2, 4, 8)] == [4, 4, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,10 @@ def test_a_halo_is_all_that_the_window_reaches_and_there_is(blocks: int, parts: 
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("r18-softcap", {"split_sequence": 0}, "--parallel.split-sequence 0 must be at least 1"),
-        ("r18-softcap", {"split_sequence": 3}, "does not cut --batch.sequence-tokens 65,536 into whole blocks of 128; "
-                                               "use sequences of 65,664"),
-        ("r05-modern-arch", {"split_sequence": 2}, "--model.window.unit none lets every token see all before it"),
+        ("r18-softcap", {"context_parallel": 0}, "--parallel.context-parallel 0 must be at least 1"),
+        ("r18-softcap", {"context_parallel": 3}, "does not cut --batch.sequence-tokens 65,536 into whole blocks of "
+                                                 "128; use sequences of 65,664"),
+        ("r05-modern-arch", {"context_parallel": 2}, "--model.window.unit none lets every token see all before it"),
     ],
 )  # fmt: skip
 def test_a_split_that_makes_no_sense_is_refused(name: str, changes: dict[str, int], words: str) -> None:
@@ -161,9 +161,9 @@ def test_a_split_that_makes_no_sense_is_refused(name: str, changes: dict[str, in
 def test_ranks_that_cannot_share_sequences_are_refused() -> None:
     batch = BatchConfig(tokens=2048, sequence_tokens=512)
     for world in (1, 3):
-        with pytest.raises(ConfigError, match=rf"--parallel\.split-sequence 2 does not divide .* ranks, {world};"):
-            share_of_batch(batch, world, 2)
-    share = share_of_batch(replace(batch, micro_tokens=1024), 4, 2)
+        with pytest.raises(ConfigError, match=rf"--parallel\.context-parallel 2 does not divide .* ranks, {world};"):
+            rank_batch(batch, world, 2)
+    share = rank_batch(replace(batch, micro_tokens=1024), 4, 2)
     assert (share.sequences, share.micro_sequences, share.sequence_tokens) == (2, 2, 256)
 
 
@@ -171,11 +171,12 @@ def test_passes_of_several_ranks_are_not_compiled_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "paceline.train.assemble.compiler", lambda _: Verdict(name="compiler", usable=True, reason="is here")
+        "paceline.parallel.machine.compiler", lambda _: Verdict(name="compiler", usable=True, reason="is here")
     )
     config = tiny_config(tmp_path, train=TrainConfig(device="cpu", compile=True))
-    split = replace(config, parallel=ParallelConfig(split_sequence=2))
+    split = replace(config, parallel=ParallelConfig(context_parallel=2))
     resolved, machine = inspect_machine(split, Ranks(0, 2))
     assert not resolved.train.compile
-    assert "not compiled, hence slower: under --parallel.split-sequence 2" in machine.lacks[0]
-    assert inspect_machine(replace(config, parallel=ParallelConfig()), Ranks(0, 2))[0].train.compile
+    assert "not compiled, hence slower: under --parallel.context-parallel 2" in machine.lacks[0]
+    for parallel in (ParallelConfig(), ParallelConfig(fsdp=True)):
+        assert inspect_machine(replace(config, parallel=parallel), Ranks(0, 2))[0].train.compile

@@ -51,4 +51,4 @@ def test_a_mistyped_preset_is_answered_with_the_nearest(typo: str, near: str) ->
 
 def test_an_unlike_name_is_answered_with_all_of_them() -> None:
     with pytest.raises(ConfigError, match=r"there are demo, r04-muon, .*, r18-softcap"):
-        preset("zzzz")
+        preset("")

@@ -7,9 +7,9 @@ from unittest.mock import ANY  # a setting that the record does not have, or who
 import pytest
 
 from paceline.core.schema import changes, flatten
-from paceline.optim.schedules import cooldown_steps_of, lr_scale, muon_momentum
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.records import PUBLIC
+from paceline.settings.schedule import cooldown_steps_of, lr_scale, muon_momentum
 
 RECORDS = [name for name in PRESETS if name != "demo"]
 R04, R05, R13, R14, R15, R16, R17, R18 = RECORDS
@@ -35,15 +35,15 @@ FACTS: dict[str, tuple[Any, ...]] = {
     "model.qk_norm":                   ("none", "after_rotary", *["before_rotary"] * 6),
     "model.qk_norm_eps":               (ANY,    BF16,   BF16,   BF16,   BF16,   BF16,   BF16,   BF16),
     "model.rotary.base":               (1e4,    1e4,    1e4,    1e4,    1e4,    1e4,    1024.0, 1024.0),
-    "model.rotary.turning_share":      (1.0,    1.0,    1.0,    1.0,    1.0,    1.0,    0.5,    0.5),
+    "model.rotary.rotary_fraction":      (1.0,    1.0,    1.0,    1.0,    1.0,    1.0,    0.5,    0.5),
     "model.rotary.spacing":            (*["open"] * 6, "closed", "closed"),
     "model.rotary.frequency_dtype":    ("fp32", "fp32", "fp32", "bf16", "bf16", "bf16", "fp32", "fp32"),
     "model.rotary.table_dtype":        ("fp32", *["bf16"] * 6, "fp32"),
     "model.rotary.arithmetic":         (ANY, *["activation"] * 5, "fp32", "fp32"),
     "model.rotary.max_tokens":         (1024,   1024,   65536,  65536,  65536,  65536,  65536,  65536),
-    "model.tied_head":                 (True,   True,   False,  False,  False,  False,  False,  False),
+    "model.tied_lm_head":                 (True,   True,   False,  False,  False,  False,  False,  False),
     "model.embedding_init":            ("uniform", "uniform", *["normal"] * 6),
-    "model.head_init":                 (ANY,    ANY,    *["zeros"] * 6),
+    "model.lm_head_init":                 (ANY,    ANY,    *["zeros"] * 6),
     "model.embedding_norm":            (False,  False,  True,   True,   True,   True,   True,   True),
     "model.x0_mix":                    (False,  False,  True,   True,   True,   True,   True,   True),
     "model.unet_skips":                (False,  False,  True,   True,   True,   True,   True,   True),
@@ -79,23 +79,21 @@ FACTS: dict[str, tuple[Any, ...]] = {
     "optim.muon.ns_dtype":             ("bf16",) * 8,
     "optim.muon.weight_decay":         (0.0,) * 8,
     "optim.adam.embedding_lr":         (0.0036, 0.0036, *[0.6] * 6),
-    "optim.adam.head_lr":              (ANY, ANY, *[0.008] * 6),
+    "optim.adam.lm_head_lr":              (ANY, ANY, *[0.008] * 6),
     "optim.adam.scalar_lr":            (ANY, ANY, *[0.04] * 6),
     "optim.adam.beta1":                (0.9,    0.9,    0.8,    0.8,    0.8,    0.8,    0.8,    0.8),
     "optim.adam.beta2":                (0.95,) * 8,
     "optim.adam.eps":                  (1e-8,) * 8,
     "optim.adam.weight_decay":         (0.0,) * 8,
-    "optim.adam.grouping":             (*["per_class"] * 7, "one"),
     "optim.schedule.cooldown_steps":   (1800,   1450,   640,    600,    600,    600,    600,    None),
     "optim.schedule.cooldown_share":   (None,   None,   None,   None,   None,   None,   None,   0.4),
     "optim.schedule.floor":            (0.0,) * 8,
     "train.compile":                   (True,) * 8,
-    "train.free_steps":                (10,) * 8,
+    "train.untimed_steps":                (10,) * 8,
     "train.coordinate_descent":        (ANY, *[True] * 6, False),
     "train.skip_guards":               (False,  False,  False,  False,  False,  True,   True,   False),
     "train.expandable_segments":       (False,  False,  False,  False,  False,  False,  True,   False),
     "parallel.bucket_views":           (False,  False,  False,  False,  False,  True,   True,   True),
-    "parallel.broadcast_buffers":      (True,   True,   True,   True,   True,   False,  False,  False),
     "evaluate.every":                  (125,) * 8,
     "evaluate.tokens":                 (10_485_760,) * 8,
 }  # fmt: skip
@@ -110,7 +108,7 @@ def test_rows_of_tables_and_head() -> None:
     models = [preset(name).model for name in RECORDS]
     padded, unpadded = 50_304, 50_257
     assert [m.embedding_rows for m in models] == [unpadded, *[padded] * 5, unpadded, padded]
-    assert [m.head_rows for m in models] == [unpadded, *[padded] * 7]
+    assert [m.lm_head_rows for m in models] == [unpadded, *[padded] * 7]
 
 
 def test_every_preset_carries_its_own_name() -> None:
@@ -196,12 +194,12 @@ def test_the_momentum_at_every_step(name: str) -> None:
 # ---- a record is a diff
 
 DIFFS = {
-    (R04, R05): """steps model.embedding_multiple model.head_multiple model.num_heads model.head_dim model.qkv
+    (R04, R05): """steps model.embedding_multiple model.lm_head_multiple model.num_heads model.head_dim model.qkv
         model.activation model.zero_init_outputs model.attention_branch_scale model.norm_eps model.qk_norm
         model.qk_norm_eps model.rotary.table_dtype model.rotary.arithmetic optim.muon.ns_norm_of
         optim.schedule.cooldown_steps""",
-    (R05, R13): """steps model.norm_eps model.qk_norm model.rotary.max_tokens model.tied_head model.embedding_init
-        model.head_init model.embedding_norm model.x0_mix model.unet_skips model.value_path model.value_lambdas
+    (R05, R13): """steps model.norm_eps model.qk_norm model.rotary.max_tokens model.tied_lm_head model.embedding_init
+        model.lm_head_init model.embedding_norm model.x0_mix model.unet_skips model.value_path model.value_lambdas
         model.softcap model.document_mask model.window.unit model.window.start_tokens model.window.quantum_tokens
         model.precision.mode model.precision.embeddings model.precision.scalars model.precision.round_matrices_at_init
         batch.sequence_tokens optim.muon.lr optim.muon.momentum_start optim.muon.momentum_warmup_steps
@@ -211,13 +209,13 @@ DIFFS = {
         optim.schedule.cooldown_steps""",
     (R14, R15): """steps model.value_path model.value_lambdas model.window.unit optim.muon.momentum_form""",
     (R15, R16): """model.value_storage model.window.unit model.window.start_tokens model.window.quantum_tokens
-        train.skip_guards parallel.bucket_views parallel.broadcast_buffers""",
+        train.skip_guards parallel.bucket_views""",
     (R16, R17): """steps model.embedding_multiple model.value_path model.layers_without_attention model.rotary.base
-        model.rotary.turning_share model.rotary.spacing model.rotary.frequency_dtype model.rotary.arithmetic
+        model.rotary.rotary_fraction model.rotary.spacing model.rotary.frequency_dtype model.rotary.arithmetic
         train.expandable_segments""",
     (R17, R18): """steps model.softcap model.embedding_multiple model.rotary.table_dtype model.precision.scalars
-        model.precision.round_matrices_at_init optim.adam.grouping optim.schedule.cooldown_steps
-        optim.schedule.cooldown_share train.coordinate_descent train.skip_guards train.expandable_segments""",
+        model.precision.round_matrices_at_init optim.schedule.cooldown_steps optim.schedule.cooldown_share
+        train.coordinate_descent train.skip_guards train.expandable_segments""",
 }
 
 

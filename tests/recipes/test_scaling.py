@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from paceline.core.errors import ConfigError
 from paceline.core.schema import changes, flatten, from_dict, to_dict
-from paceline.data.config import BUILTIN
-from paceline.optim.schedules import cooldown_steps_of
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
-from paceline.train.config import RunConfig
+from paceline.settings.data import BUILTIN
+from paceline.settings.run import RunConfig
+from paceline.settings.schedule import cooldown_steps_of
 
 RECORDS = [name for name in PRESETS if name != "demo"]
 WINDOWED = [name for name in RECORDS if preset(name).model.window.unit != "none"]
@@ -30,14 +30,19 @@ MAY_SHRINK = {
 }  # fmt: skip
 
 
+def layer_map(config: RunConfig) -> list[tuple[bool, int | None]]:
+    """For each layer whether it has attention, and its value table."""
+    shapes = [layer.attention for layer in config.model.layers]
+    return [(shape is not None, shape.value_table if shape is not None else None) for shape in shapes]
+
+
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_a_sixteenth_keeps_every_technique(name: str) -> None:
     """Twelve layers, the record's heads, maps, skips, masks and formats: only sizes and lengths differ."""
     base = preset(name)
     small = scaled(base, 1 / 16)
     assert {change.field for change in changes(base, small)} <= MAY_SHRINK
-    assert small.model.value_table_of_layer == base.model.value_table_of_layer
-    assert small.model.attentionless == base.model.attentionless
+    assert layer_map(small) == layer_map(base)
     assert small.model.num_layers == (2 if name == "demo" else 12)
 
 
@@ -128,9 +133,10 @@ def test_another_length_keeps_the_shape_of_the_schedule(name: str, steps: int, c
 
 
 DEMO_SHARES = (
-    "activation qkv zero_init_outputs attention_branch_scale qk_norm tied_head embedding_init head_init embedding_norm "
-    "x0_mix unet_skips value_path value_lambdas value_storage softcap document_mask rotary.base rotary.turning_share "
-    "rotary.spacing rotary.table_dtype rotary.arithmetic window.unit window.start_tokens window.quantum_tokens"
+    "activation qkv zero_init_outputs attention_branch_scale qk_norm tied_lm_head embedding_init lm_head_init "
+    "embedding_norm x0_mix unet_skips value_path value_lambdas value_storage softcap document_mask rotary.base "
+    "rotary.rotary_fraction rotary.spacing rotary.table_dtype rotary.arithmetic window.unit window.start_tokens "
+    "window.quantum_tokens"
 )
 
 

@@ -10,10 +10,10 @@ from paceline.core.environment import CodeVersion
 from paceline.core.files import write_json
 from paceline.core.schema import to_dict
 from paceline.metrics.card import RunCard, card_diff, write_card
-from paceline.metrics.records import METRICS_FILE, EvalRecord, StepRecord
+from paceline.metrics.metrics_file import METRICS_FILE, EvalMetrics, StepMetrics
 from paceline.metrics.sinks import JsonlSink
 from paceline.recipes.presets import preset
-from paceline.train.config import RunConfig
+from paceline.settings.run import RunConfig
 
 SAMPLE = """The following functions return the value of the object. If the argument is not a string, the method raises
 a TypeError, and the result of the call is the same as that of the first:
@@ -54,7 +54,7 @@ def write_run(
     return folder
 
 
-def write_metrics(folder: Path, config: RunConfig, *, done: int, floor: float) -> list[EvalRecord]:
+def write_metrics(folder: Path, config: RunConfig, *, done: int, floor: float) -> list[EvalMetrics]:
     sink = JsonlSink(folder / METRICS_FILE)
     noise, evals, wall_s = random.Random(config.seed), [], LAUNCH_S
     for step in range(done + 1):
@@ -62,8 +62,8 @@ def write_metrics(folder: Path, config: RunConfig, *, done: int, floor: float) -
         clocks = {"tokens": tokens, "train_s": max(0, step - 10) * STEP_S, "wall_s": wall_s}
         window = config.model.window.tokens_at(max(0, step - 1), config.steps)
         if step:
-            sink.step(
-                StepRecord(
+            sink.write(
+                StepMetrics(
                     step=step,
                     train_loss=loss + noise.gauss(0, 0.12),
                     lr_scale=min(1.0, (config.steps - step + 1) / (0.4 * config.steps)),
@@ -74,16 +74,18 @@ def write_metrics(folder: Path, config: RunConfig, *, done: int, floor: float) -
             )
         if step % 100 == 0 or step == config.steps:
             evals.append(
-                EvalRecord(step=step, val_loss=loss + 0.03, val_bpb=(loss + 0.03) / 1.9, window_tokens=window, **clocks)
+                EvalMetrics(
+                    step=step, val_loss=loss + 0.03, val_bpb=(loss + 0.03) / 1.9, window_tokens=window, **clocks
+                )
             )
-            sink.evaluation(evals[-1])
+            sink.write(evals[-1])
             wall_s += EVAL_S
         wall_s += STEP_S
     sink.close()
     return evals
 
 
-def card_of(name: str, config: RunConfig, done: int, evals: list[EvalRecord]) -> RunCard:
+def card_of(name: str, config: RunConfig, done: int, evals: list[EvalMetrics]) -> RunCard:
     last = evals[-1]
     return RunCard(
         name=name,

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import RunError
-from paceline.lab import statistics
 from paceline.report import page
 from paceline.report.charts import chart_data
 from paceline.report.subject import load_subject
@@ -38,11 +37,11 @@ def test_arms_are_the_groups_and_the_bars_add_up(folder: Path) -> None:
 
 
 def test_effects_have_their_intervals_and_what_is_indicative_says_so(folder: Path, tmp_path: Path) -> None:
-    page.write_report([folder], tmp_path / "page.html", statistics=statistics)
+    page.write_report([folder], tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     for expected in (
         "r18-softcap against r17-sparse-values", "Indicative only (scale 1/16, CPU)", "-0.0400 to -0.0220", "p = 0.012",
-        "may be chance", "-6.1 s (-8.3 to -3.9)", "is worth 6.1 steps", "seeds 1, 2, 3 in every arm",
+        "no measurable effect", "-6.1 s (-8.3 to -3.9)", "is worth 6.1 steps", "seeds 1, 2, 3 in every arm",
     ):  # fmt: skip
         assert expected in text, expected
     assert "Welch" not in text  # the seeds are paired, and the ablation has said what they tell
@@ -53,6 +52,8 @@ def test_effects_have_their_intervals_and_what_is_indicative_says_so(folder: Pat
     [
         ({"format": 2}, "has format 2"),
         ({"waterfall": "none"}, "waterfall"),
+        ({"arms": "none"}, "arms"),
+        ({"arms": [3]}, "arms"),
         ({"exchange": {"steps_per_loss": 10**400, "at_step": 3}}, "steps_per_loss"),
         ({"effects": [{"technique": 3}]}, "effects"),
         ({"arms": [{"name": "full", "kind": "full", "runs": ["../elsewhere"]}]}, "not the name of a folder beside it"),
@@ -80,8 +81,9 @@ def test_one_seed_and_missing_arms_are_said_and_what_the_lab_keeps_for_itself_is
         left_out=[{"arm": "no-segments", "why": "acts on a GPU only"}],
         not_counted=[{"run": "full-3", "why": "is not finished"}],
         surprise=1,
+        arms=[{"name": "full", "kind": "full", "runs": ["full-1"], "rate": 0.8}],
     )
-    page.write_report([folder], tmp_path / "page.html", statistics=statistics)
+    page.write_report([folder], tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     for expected in (
         "one seed only", "One of the two presets has no finished run", "no-segments acts on a GPU only.",

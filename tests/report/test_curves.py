@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import RunError
-from paceline.metrics.records import read_metrics
+from paceline.metrics.metrics_file import read_metrics
 from paceline.report.curves import Curves, MetricsFile
 from report.runs_on_disk import write_run
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.backends.registry import OPERATIONS
 from paceline.commands.doctor import doctor
 from paceline.core import probe
 
@@ -34,8 +35,8 @@ def test_a_program_can_read_what_would_be_chosen(capsys: pytest.CaptureFixture[s
     answer = json.loads(capsys.readouterr().out)
     assert {what: choice["name"] for what, choice in answer["chosen"].items()} == {
         "device": "cpu",
-        "attention": "reference",
         "products": "fp32",
+        **dict.fromkeys(OPERATIONS, "reference"),
     }
     assert {verdict["name"] for verdict in answer["back_ends"]} >= {"cuda", "bf16", "triton", "torch.compile", "flex"}
     assert answer["environment"]["python"]
@@ -51,9 +52,9 @@ def test_a_program_can_read_what_would_be_chosen(capsys: pytest.CaptureFixture[s
 def test_it_says_how_the_newest_record_would_fit(
     free_gib: int, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("paceline.train.fit.available_bytes", lambda: free_gib * 2**30)
+    monkeypatch.setattr("paceline.parallel.memory_fit.available_bytes", lambda: free_gib * 2**30)
     doctor([])
-    told = capsys.readouterr().out.split("A step would fit as\n")[1]
-    assert told.startswith(f"  r18-softcap        {expected}")
-    assert f"{0.8 * free_gib:.2f} GiB may be had" in told
-    assert "foretold" in told
+    fits = capsys.readouterr().out.split("A step would fit as\n")[1]
+    assert fits.startswith(f"  r18-softcap        {expected}")
+    assert "predicted peak" in fits
+    assert f" of {0.8 * free_gib:.2f} GiB available" in fits

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from paceline.commands.report import report
+from paceline.commands.results import report
 from paceline.core.errors import RunError, UserError
 from paceline.metrics.card import Evaluation
 from paceline.report import page
@@ -126,6 +126,11 @@ def test_the_page_has_the_figures_and_explains_both_clocks(tmp_path: Path) -> No
     assert "everything since launch" in text
     assert "Unfinished" not in text
     assert SAMPLE.splitlines()[0] in text
+
+
+def test_the_top_says_what_the_run_is(tmp_path: Path) -> None:
+    text = text_of([write_run(tmp_path / "run", seed=3, track="mine")], tmp_path / "page.html")
+    assert "preset demo, track mine, seed 3, model.softcap 30.0, started 2025-01-04 10:00." in text
 
 
 def test_values_that_differ_from_the_preset_are_marked(tmp_path: Path) -> None:
@@ -249,10 +254,10 @@ def test_among_several_runs_the_damaged_ones_are_named_on_the_page_and_left_out(
 
 
 @pytest.mark.parametrize("field", ["wall_s", "val_loss", "tokens_per_s"])
-def test_a_number_beyond_all_bounds_is_damage(field: str, tmp_path: Path) -> None:
+def test_an_infinite_number_is_damage(field: str, tmp_path: Path) -> None:
     card = write_run(tmp_path, steps=20) / "card.json"
     card.write_text(re.sub(rf'"{field}": [^,]+', f'"{field}": 1e999', card.read_text()))
-    with pytest.raises(RunError, match=r"card\.json: holds a number beyond all bounds"):
+    with pytest.raises(RunError, match=r"card\.json: holds an infinite number"):
         load_subject([tmp_path])
 
 
@@ -261,22 +266,6 @@ def test_odd_rows_of_losses_are_shown_or_skipped(losses: list[list[float | None]
     card = write_run(tmp_path / "run", steps=20) / "card.json"
     card.write_text(json.dumps({**json.loads(card.read_text()), "losses": losses}))
     assert "Configuration" in text_of([tmp_path / "run"], tmp_path / "page.html")
-
-
-@pytest.mark.parametrize("shares", [{"mlp": 0.5, "idle": 0.5}, None])
-def test_a_profiled_step_is_shown_by_class_of_work(shares: dict[str, float] | None, tmp_path: Path) -> None:
-    bench = tmp_path / "step.json"
-    hardware = {"cpu": "A processor"}
-    known = {"preset": "demo", "scale": "1/2", "hardware": hardware, "step_s": 0.2, "peak_gib": 1.5}
-    bench.write_text(json.dumps({**known, "profiled_step_s": 0.25, "shares": shares}))
-    run = write_run(tmp_path / "run", steps=20)
-    if shares is None:  # measured with --no-profile
-        with pytest.raises(RunError, match=re.escape(f"{bench}: not the result of a profiled step")):
-            page.write_report([run], tmp_path / "page.html", benches=[bench])
-        return
-    text = text_of([run], tmp_path / "page.html", benches=[bench])
-    for words in ("Where a step goes", "demo at scale 1/2", "0.2000 s", "0.1250 s", "1.50 GiB"):
-        assert words in text
 
 
 def test_no_run_at_all_is_refused(tmp_path: Path) -> None:
@@ -313,15 +302,16 @@ def test_the_command_writes_beside_the_run_or_where_it_is_told(
 def test_a_report_needs_no_torch(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=20)
     code = (
-        "import sys; from paceline.commands.report import report;report(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+        "import sys; from paceline.commands.results import report\n"
+        "report(sys.argv[1:]); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(run)], check=False).returncode == 0
 
 
 def test_the_commands_import_neither_plotly_nor_scipy_before_they_are_used() -> None:
     code = (
-        "import sys, paceline.commands.report, paceline.commands.watch, paceline.report.watch\n"
-        "from paceline.lab import statistics\n"
+        "import sys, paceline.commands.results, paceline.report.watch\n"
+        "from paceline.analysis import statistics\n"
         "sys.exit(bool({'plotly', 'scipy', 'torch'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

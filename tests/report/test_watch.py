@@ -17,11 +17,9 @@ import pytest
 
 from paceline.cli import main
 from paceline.core.errors import UserError
-from paceline.lab import statistics
 from paceline.report import page
-from paceline.report.live import RunsFolder
 from paceline.report.subject import Subject
-from paceline.report.watch import make_server
+from paceline.report.watch import RunsFolder, make_server
 from report.ablation_on_disk import write_ablation
 from report.runs_on_disk import write_run
 
@@ -59,9 +57,6 @@ def test_runs_appear_grow_and_go(tmp_path: Path) -> None:
     shutil.rmtree(root / "b")
     subject, _ = folder.look()
     assert labels(subject) == ["a"]
-    assert subject.notes == ["Deleted: b."]
-    make(root, "b")
-    assert folder.look()[0].notes == []
     shutil.rmtree(root)
     assert labels(folder.look()[0]) == []
 
@@ -108,14 +103,14 @@ def test_what_runs_now_is_on_top_until_it_is_quiet_or_has_ended(tmp_path: Path) 
     make(tmp_path, "running", done=30)
     make(tmp_path, "stopped", done=10, ended="2025-01-04T10:02:00+00:00")
     subject, _ = RunsFolder(tmp_path, newest=24).look()
-    sections = page.sections_of(subject, statistics)
+    sections = page.sections_of(subject)
     assert list(sections).index("running") < list(sections).index("ablation")
     assert re.findall(r'scope="row">([^<]+)<', sections["running"]) == ["running"]
     assert "30 of 40" in sections["running"]
     later = RunsFolder(tmp_path, newest=24, clock=lambda: time.time() + 300).look()[0]
-    assert page.sections_of(later, statistics)["running"] == ""
+    assert page.sections_of(later)["running"] == ""
     (tmp_path / "running" / "metrics.jsonl").write_text("")
-    begun = page.sections_of(RunsFolder(tmp_path, newest=24).look()[0], statistics)["running"]
+    begun = page.sections_of(RunsFolder(tmp_path, newest=24).look()[0])["running"]
     assert 'data-label="Left">–<' in begun
 
 
@@ -162,7 +157,7 @@ def test_nothing_outside_the_folder_is_read_and_no_pipe_is_waited_for(tmp_path: 
 
 @contextmanager
 def served(root: Path) -> Iterator[int]:
-    server = make_server(root, port=0, newest=9, statistics=statistics)
+    server = make_server(root, port=0, newest=9)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
@@ -235,7 +230,7 @@ def test_whatever_a_run_is_called_it_is_text(tmp_path: Path) -> None:
 
 
 def test_it_listens_on_loopback_only(tmp_path: Path) -> None:
-    server = make_server(tmp_path, port=0, newest=9, statistics=None)
+    server = make_server(tmp_path, port=0, newest=9)
     assert server.server_address[0] == "127.0.0.1"
     server.server_close()
 
@@ -246,7 +241,7 @@ def test_a_port_that_is_taken_is_a_mistake_in_one_line(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"--port {port}: cannot be listened on"):
-            make_server(tmp_path, port=port, newest=9, statistics=None)
+            make_server(tmp_path, port=port, newest=9)
 
 
 @pytest.mark.parametrize(
@@ -274,4 +269,4 @@ def test_without_plotly_it_does_not_start(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(page, "_plotly_js", missing)
     with pytest.raises(UserError, match="needs plotly"):
-        make_server(tmp_path, port=0, newest=9, statistics=None)
+        make_server(tmp_path, port=0, newest=9)

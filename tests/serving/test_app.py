@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.evaluate.config import SamplingConfig
+from paceline.evaluate.config import SamplingConfig, ServeConfig
 from paceline.evaluate.generate import text_stream
-from paceline.evaluate.serving.config import ServeConfig
-from serving.tiny_server import TOKENIZER, WINDOW, Served, served, tiny_model
+from serving.tiny_server import TOKENIZER, WINDOWS, Served, served, tiny_model
 
 LIMITS = ServeConfig(max_streams=4, max_queue=4, max_tokens=6000, max_body_bytes=20_000, timeout_s=60)
 JSON = {"Content-Type": "application/json"}
@@ -36,7 +35,7 @@ def client(server: Served) -> Iterator[openai.OpenAI]:
 
 def written(prompt: str, sampling: SamplingConfig, new_tokens: int) -> str:
     """As `paceline sample` writes."""
-    return "".join(text_stream(tiny_model(), TOKENIZER, prompt, sampling, window=WINDOW, new_tokens=new_tokens))
+    return "".join(text_stream(tiny_model(), TOKENIZER, prompt, sampling, windows=WINDOWS, new_tokens=new_tokens))
 
 
 def ask(server: Served, method: str, path: str, body: Any = None, headers: dict[str, str] = JSON) -> HTTPResponse:

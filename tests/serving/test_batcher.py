@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from paceline.evaluate.config import SamplingConfig
+from paceline.evaluate.decode_graph import DecodeGraph
 from paceline.evaluate.generate import generate
 from paceline.evaluate.serving.batcher import Batcher, Event, Stream
-from paceline.evaluate.steady import Steady
-from serving.tiny_server import MAX_TOKENS, WINDOW, tiny_model
+from serving.tiny_server import MAX_TOKENS, WINDOWS, tiny_model
 
 NEVER = float("inf")
 GREEDY = SamplingConfig(temperature=0.0)
@@ -21,15 +21,15 @@ class Clock:
         return self.now
 
 
-def batcher(slots: int = 3, clock: Clock | None = None, steady: type[Steady] | None = None) -> Batcher:
+def batcher(slots: int = 3, clock: Clock | None = None, steady: type[DecodeGraph] | None = None) -> Batcher:
     clock = clock or Clock()
-    return Batcher(tiny_model(), window=WINDOW, slots=slots, max_tokens=MAX_TOKENS, clock=clock, steady=steady)
+    return Batcher(tiny_model(), windows=WINDOWS, slots=slots, max_tokens=MAX_TOKENS, clock=clock, steady=steady)
 
 
 def stream(seed: int, *, length: int = 5, new_tokens: int = 8, greedy: bool = False, deadline: float = NEVER) -> Stream:
     prompt = torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
     sampling = GREEDY if greedy else SamplingConfig(seed=seed, temperature=1.0, top_k=None)
-    return Stream([256, *prompt], new_tokens, sampling, deadline)
+    return Stream(sampling, [256, *prompt], new_tokens, deadline)
 
 
 def run_out(batch: Batcher) -> list[Event]:
@@ -44,12 +44,12 @@ def tokens_of(stream: Stream, events: list[Event]) -> list[int]:
 
 
 def alone(stream: Stream) -> list[int]:
-    found = generate(tiny_model(), stream.prompt, stream.sampling, window=WINDOW, new_tokens=stream.new_tokens)
+    found = generate(tiny_model(), stream.prompt, stream.sampling, windows=WINDOWS, new_tokens=stream.new_tokens)
     return list(found)
 
 
-@pytest.mark.parametrize("steady", [None, Steady], ids=["feed", "steady"])
-def test_every_stream_gets_the_tokens_it_would_get_alone(steady: type[Steady] | None) -> None:
+@pytest.mark.parametrize("steady", [None, DecodeGraph], ids=["feed", "steady"])
+def test_every_stream_gets_the_tokens_it_would_get_alone(steady: type[DecodeGraph] | None) -> None:
     """Eight texts over three slots, of prompts below and beyond a piece and the window, greedy and drawn."""
     lengths = [3, 300, 40, 1, 600, 129, 10, 255]
     streams = [stream(seed, length=n, new_tokens=20 + 5 * seed, greedy=seed % 2 == 0) for seed, n in enumerate(lengths)]
@@ -98,8 +98,8 @@ def test_a_late_stream_ends_whether_it_writes_or_waits() -> None:
     assert batch.streams == [stays]
 
 
-@pytest.mark.parametrize("steady", [None, Steady], ids=["feed", "steady"])
-def test_a_dropped_stream_leaves_its_slot_to_the_next_and_no_trace(steady: type[Steady] | None) -> None:
+@pytest.mark.parametrize("steady", [None, DecodeGraph], ids=["feed", "steady"])
+def test_a_dropped_stream_leaves_its_slot_to_the_next_and_no_trace(steady: type[DecodeGraph] | None) -> None:
     batch = batcher(slots=1, steady=steady)
     dropped, waiting, next_one = stream(1, length=400, new_tokens=50), stream(2), stream(3, greedy=True)
     for one in (dropped, waiting, next_one):

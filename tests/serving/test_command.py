@@ -48,5 +48,5 @@ def test_without_its_packages_it_names_the_extra(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "paceline.evaluate.serving.listen", raising=False)
+    monkeypatch.delitem(sys.modules, "paceline.evaluate.serving.app", raising=False)
     assert "pip install 'paceline[serve]'" in one_line(capsys, str(RUN))

@@ -4,18 +4,17 @@ import asyncio
 
 import pytest
 
-from paceline.evaluate.config import SamplingConfig
+from paceline.evaluate.config import SamplingConfig, ServeConfig
 from paceline.evaluate.serving.app import make_engine
 from paceline.evaluate.serving.batcher import Stream
-from paceline.evaluate.serving.config import ServeConfig
-from paceline.evaluate.serving.engine import BrokenError
-from serving.tiny_server import WINDOW, tiny_model
+from paceline.evaluate.serving.request import RefusedError
+from serving.tiny_server import WINDOWS, tiny_model
 
 LIMITS = ServeConfig(max_streams=2, max_queue=2, max_tokens=600)
 
 
 def stream() -> Stream:
-    return Stream([1, 2, 3], 5, SamplingConfig(), float("inf"))
+    return Stream(SamplingConfig(), [1, 2, 3], 5, float("inf"))
 
 
 def test_everybody_is_told_and_nobody_is_let_in() -> None:
@@ -25,7 +24,7 @@ def test_everybody_is_told_and_nobody_is_let_in() -> None:
         raise RuntimeError("an illegal memory access was encountered")
 
     async def scene() -> None:
-        engine = make_engine(tiny_model(), WINDOW, LIMITS)
+        engine = make_engine(tiny_model(), WINDOWS, LIMITS)
         decoder = engine.batcher.decoder
         decoder.feed = decoder.free = broken
         engine.start()
@@ -34,7 +33,7 @@ def test_everybody_is_told_and_nobody_is_let_in() -> None:
             for _ in reply.streams:
                 event = await asyncio.wait_for(reply.events.get(), 10)
                 assert event.finish == "error"
-        with pytest.raises(BrokenError):
+        with pytest.raises(RefusedError, match="device failed"):
             engine.open([stream()])
         await asyncio.to_thread(engine.stop)
 

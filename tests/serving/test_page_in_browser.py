@@ -4,11 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.evaluate.config import SamplingConfig
+from paceline.evaluate.config import SamplingConfig, ServeConfig
 from paceline.evaluate.generate import text_stream
-from paceline.evaluate.serving.config import ServeConfig
 from report.browser import needs_chromium, opened, playwright, started
-from serving.tiny_server import TOKENIZER, WINDOW, Served, served, tiny_model
+from serving.tiny_server import TOKENIZER, WINDOWS, Served, served, tiny_model
 
 pytestmark = needs_chromium
 NAME = "<img src=x onerror=alert(1)> {{script}}"
@@ -36,7 +35,7 @@ def test_a_prompt_is_continued_by_keyboard_and_shown_as_text(browser: "playwrigh
     page.keyboard.press("Control+Enter")
     page.get_by_text("Done").wait_for()
     sampling = SamplingConfig(temperature=0.8, top_k=50, seed=4)
-    expected = "".join(text_stream(tiny_model(), TOKENIZER, prompt, sampling, window=WINDOW, new_tokens=60))
+    expected = "".join(text_stream(tiny_model(), TOKENIZER, prompt, sampling, windows=WINDOWS, new_tokens=60))
     assert page.locator("#text").text_content() == prompt + expected
     assert page.locator("#text b, #text script").count() == 0
     assert result.complaints == []

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.data.tokenizer import ByteTokenizer
 from paceline.evaluate.serving.request import FIELDS, Completion, RefusedError, parse_body, parse_completion
+from paceline.text.tokenizer import ByteTokenizer
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
 VALUES = st.recursive(

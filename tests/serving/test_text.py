@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.data.tokenizer import ByteTokenizer
-from paceline.evaluate.serving.text import TextStream
+from paceline.evaluate.generate import TextStream
+from paceline.text.tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer()
 

@@ -10,17 +10,16 @@ from functools import cache
 import uvicorn
 
 from model.lively import lively
-from paceline.data.tokenizer import ByteTokenizer
-from paceline.evaluate.serving.app import make_app, make_engine
+from paceline.evaluate.config import ServeConfig
+from paceline.evaluate.serving.app import listen, make_app, make_engine
 from paceline.evaluate.serving.batcher import Batcher
-from paceline.evaluate.serving.config import ServeConfig
-from paceline.evaluate.serving.listen import listen
-from paceline.model.config import ModelConfig, RotaryConfig, WindowConfig
 from paceline.model.gpt import GPT
+from paceline.settings.model import ModelConfig, RotaryConfig, WindowConfig
+from paceline.text.tokenizer import ByteTokenizer
 
 MAX_TOKENS = 8192
 """Long enough for a text that is still being written when it is left."""
-WINDOW = 128
+WINDOWS = (128,)
 TOKENIZER = ByteTokenizer()
 
 
@@ -52,7 +51,7 @@ class Served:
 def served(limits: ServeConfig, name: str = "tiny") -> Iterator[Served]:
     """The real server on a free port, until the block ends."""
     listening = listen("127.0.0.1", 0)
-    engine = make_engine(tiny_model(), WINDOW, limits)
+    engine = make_engine(tiny_model(), WINDOWS, limits)
     app = make_app(engine, TOKENIZER, name, limits)
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="on", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

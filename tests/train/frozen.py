@@ -12,7 +12,7 @@ from pathlib import Path
 from paceline.checkpoint.manifest import FORMAT
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.metrics.card import read_card, write_card
-from paceline.train.config import RunConfig
+from paceline.settings.run import RunConfig
 from paceline.train.run import resume_run
 from train.tiny import losses, run, tiny_config
 

@@ -20,10 +20,10 @@ from torch import Tensor
 from paceline.checkpoint import store
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.core.environment import cpu_model
-from paceline.metrics.records import read_metrics
+from paceline.metrics.metrics_file import read_metrics
 from paceline.recipes.presets import PRESETS as ALL_PRESETS
-from paceline.data.config import BatchConfig
-from paceline.train.config import RunConfig
+from paceline.settings.data import BatchConfig
+from paceline.settings.run import RunConfig
 from train.tiny import losses, narrow_record, run
 
 FOLDER = Path(__file__).parent.parent / "golden"

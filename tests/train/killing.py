@@ -15,9 +15,9 @@ import torch
 
 from paceline.checkpoint import store
 from paceline.checkpoint.run_folder import RunFolder
-from paceline.data.shards import write_shard
-from paceline.data.tokenizer import ByteTokenizer
-from paceline.metrics.records import read_metrics
+from paceline.metrics.metrics_file import read_metrics
+from paceline.text.shard_writer import write_shard
+from paceline.text.tokenizer import ByteTokenizer
 from parallel.launch import torchrun
 from train.tiny import document
 from train.victim import strike

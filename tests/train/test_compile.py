@@ -12,11 +12,11 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.utils import counters
 
 from paceline.checkpoint.run_folder import RunFolder
-from paceline.data.config import BatchConfig
-from paceline.metrics.records import read_metrics
+from paceline.metrics.metrics_file import read_metrics
 from paceline.model import attention
 from paceline.recipes.presets import PRESETS
-from paceline.train.config import RunConfig
+from paceline.settings.data import BatchConfig
+from paceline.settings.run import RunConfig
 from paceline.train.run import resume_run
 from train.tiny import losses, narrow_record, run, tiny_config, weights
 

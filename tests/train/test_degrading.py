@@ -13,15 +13,15 @@ from paceline.core import environment, probe
 from paceline.metrics import memory
 from paceline.metrics.card import read_card
 from paceline.metrics.meter import LAUNCH_VARIABLE, seconds_since_launch
+from paceline.parallel.machine import inspect_machine
 from paceline.recipes.presets import preset
-from paceline.train.assemble import inspect_machine
 from train.tiny import losses, run, tiny_config
 
 GPU = probe.Verdict(name="cuda", usable=True, reason="a GPU of a test")
 
 
 @pytest.fixture
-def card_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+def gpu_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A GPU of some capability, with Triton and a compiler unless a test takes them away."""
 
     def describe(capability: tuple[int, int], *, triton: bool = True, compilers: bool = True) -> None:
@@ -34,48 +34,46 @@ def card_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     return describe
 
 
-def test_a_card_before_ampere_multiplies_in_fp32_and_says_so(card_of: Any) -> None:
-    card_of((7, 5))
+def test_a_gpu_before_ampere_multiplies_in_fp32_and_says_so(gpu_of: Any) -> None:
+    gpu_of((7, 5))
     config, machine = inspect_machine(preset("r18-softcap"))
     assert config.model.precision.compute == "fp32"
     assert config.train.compile
     assert not machine.bf16
     assert machine.lacks == ("products in fp32 instead of bf16: capability 7.5; bf16 products need 8.0",)
     assert machine.lacks[0] in machine.notes
-    assert (machine.back_ends.attention.name, machine.back_ends.head.name) == ("flex", "reference")
+    assert (machine.backends.attention.name, machine.backends.lm_head.name) == ("flex", "reference")
 
 
-def test_an_ampere_card_has_no_kernels_of_ours_and_lacks_nothing_else(card_of: Any) -> None:
-    card_of((8, 6))
+def test_an_ampere_gpu_has_no_kernels_of_ours_and_lacks_nothing_else(gpu_of: Any) -> None:
+    gpu_of((8, 6))
     config, machine = inspect_machine(preset("r18-softcap"))
     assert config.model.precision.compute == "bf16"
     assert machine.lacks == ()
-    assert machine.back_ends.mlp.name == "reference"
-    assert "8.6" in machine.back_ends.mlp.reason
+    assert machine.backends.mlp.name == "reference"
+    assert "8.6" in machine.backends.mlp.reason
 
 
 @pytest.mark.parametrize(
     ("lacking", "reason"),
     [({"triton": False}, "the package triton is not installed"), ({"compilers": False}, "no compiler: gcc")],
 )
-def test_without_triton_or_a_compiler_a_gpu_runs_uncompiled(
-    lacking: dict[str, bool], reason: str, card_of: Any
-) -> None:
-    card_of((8, 6), **lacking)
+def test_without_triton_or_a_compiler_a_gpu_runs_uncompiled(lacking: dict[str, bool], reason: str, gpu_of: Any) -> None:
+    gpu_of((8, 6), **lacking)
     config, machine = inspect_machine(preset("r18-softcap"))
     assert not config.train.compile
-    assert (machine.back_ends.attention.name, machine.back_ends.head.name) == ("reference", "chunked")
-    assert machine.back_ends.heads.name == machine.back_ends.mlp.name == "reference"
+    assert (machine.backends.attention.name, machine.backends.lm_head.name) == ("reference", "chunked")
+    assert machine.backends.qkv.name == machine.backends.mlp.name == "reference"
     (lack,) = machine.lacks
     assert lack.startswith(f"not compiled, hence slower: {reason}")
 
 
-def test_heads_too_narrow_for_flex_attention_take_the_reference(card_of: Any) -> None:
-    card_of((8, 6))
+def test_heads_too_narrow_for_flex_attention_take_the_reference(gpu_of: Any) -> None:
+    gpu_of((8, 6))
     record = preset("r18-softcap")
     _, machine = inspect_machine(replace(record, model=replace(record.model, width=48, head_dim=8)))
-    assert machine.back_ends.attention.name == "reference"
-    assert "no kernel for --model.head-dim 8" in machine.back_ends.attention.reason
+    assert machine.backends.attention.name == "reference"
+    assert "no kernel for --model.head-dim 8" in machine.backends.attention.reason
 
 
 def test_a_cpu_without_a_compiler_trains_uncompiled_and_says_so(
@@ -84,7 +82,7 @@ def test_a_cpu_without_a_compiler_trains_uncompiled_and_says_so(
     monkeypatch.setattr(probe.shutil, "which", lambda name: None)
     config = tiny_config(tmp_path / "data", steps=2)
     done = run(replace(config, train=replace(config.train, compile=True)), tmp_path / "run")
-    assert done.parts.forward is done.parts.model
+    assert done.run.forward is done.run.model
     said = "not compiled, hence slower: no compiler: g++, clang++ are not installed"
     assert said in capsys.readouterr().out
     assert said in read_card(tmp_path / "run").notes
@@ -118,7 +116,7 @@ def test_a_system_like_macos_runs_without_proc_and_affinity(tmp_path: Path, monk
         environment.cpu_model.cache_clear()
 
 
-def test_a_system_that_tells_nothing_of_its_memory_runs_all_the_same(
+def test_a_system_that_does_not_report_its_memory_runs_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on Windows: no `resource`, no sysconf."""
@@ -131,7 +129,7 @@ def test_a_system_that_tells_nothing_of_its_memory_runs_all_the_same(
     done = run(replace(config, batch=replace(config.batch, micro_tokens=None)), tmp_path / "run")
     assert done.card.finished
     assert done.card.peak_bytes is None
-    assert done.parts.config.batch.micro_tokens == 1024
+    assert done.run.config.batch.micro_tokens == 1024
 
 
 GROUP = "sys/fs/cgroup/memory"

@@ -12,13 +12,12 @@ import torch._inductor.config as inductor
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.small import random_tokens, shaken, small
+from model.small import random_tokens, shaken, small, windows
 from paceline.core import probe
 from paceline.core.errors import ConfigError
 from paceline.kernels.embedding import look_up_sorted
+from paceline.parallel.machine import choose_backends, set_torch_switches
 from paceline.recipes.presets import preset
-from paceline.train.assemble import set_global_switches
-from paceline.train.back_ends import choose_back_ends
 from train.tiny import losses, run, tiny_config, weights
 
 
@@ -28,7 +27,7 @@ def test_on_a_cpu_it_changes_nothing(tmp_path: Path) -> None:
     run(config, tmp_path / "plain")
     assert not torch.are_deterministic_algorithms_enabled()
     done = run(replace(config, train=replace(config.train, deterministic=True)), tmp_path / "deterministic")
-    assert done.parts.model.embeddings.look_up is F.embedding
+    assert done.run.model.embeddings.look_up is F.embedding
     assert torch.are_deterministic_algorithms_enabled()
     assert torch.utils.deterministic.fill_uninitialized_memory
     assert losses(tmp_path / "plain") == losses(tmp_path / "deterministic")
@@ -57,7 +56,7 @@ def test_a_model_with_sorted_sums_has_the_gradients_of_the_plain_one() -> None:
         if sorted_sums:
             model.embeddings.look_up = look_up_sorted
         tokens = random_tokens(2, 128)
-        model(tokens, tokens.roll(-1).long(), torch.tensor(128)).mean().backward()
+        model(tokens, tokens.roll(-1).long(), windows(128)).main.mean().backward()
         found[sorted_sums] = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     assert found[True].keys() == found[False].keys()
     for name, expected in found[False].items():  # tables are bf16: summed in fp32 and rounded once, or step by step
@@ -70,7 +69,7 @@ def test_the_compiler_chooses_nothing_by_timing(deterministic: bool, tmp_path: P
     config = tiny_config(tmp_path / "data")
     train = replace(config.train, compile=True, coordinate_descent=True, deterministic=deterministic)
     with inductor.patch(deterministic=not deterministic, coordinate_descent_tuning=False):
-        set_global_switches(replace(config, train=train))
+        set_torch_switches(train)
         assert inductor.deterministic is deterministic
         assert inductor.coordinate_descent_tuning is not deterministic
 
@@ -80,6 +79,6 @@ def test_back_ends_that_add_in_changing_order_are_refused(monkeypatch: pytest.Mo
     monkeypatch.setattr(probe, "varlen_attention", lambda _: usable)
     config = preset("r13-window-warmup")
     config = replace(config, attention=replace(config.attention, backend="varlen"))
-    assert choose_back_ends(config, "cpu", "bf16").attention.name == "varlen"
+    assert choose_backends(config, "cpu", "bf16")[0].attention.name == "varlen"
     with pytest.raises(ConfigError, match=r"--attention.backend varlen cannot be used: .*--train.deterministic is on"):
-        choose_back_ends(replace(config, train=replace(config.train, deterministic=True)), "cpu", "bf16")
+        choose_backends(replace(config, train=replace(config.train, deterministic=True)), "cpu", "bf16")

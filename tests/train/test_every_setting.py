@@ -1,4 +1,4 @@
-"""Every setting of model, optimizer, data, batch, loop, guard and validation reaches the run, or leaves its bits alone.
+"""Every setting that may change a run reaches it, or leaves its bits alone.
 
 One row a field: another value, and what that does to three steps of a small record in which every technique is on and
 every weight acts from the start. A new field without a row fails. What a technique does in detail is proved beside its
@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from paceline.core.schema import flatten
-from paceline.data.config import BatchConfig
 from paceline.lab.technique import with_values
-from paceline.train.config import RunConfig
+from paceline.settings.data import BatchConfig
+from paceline.settings.run import RunConfig
 from train.tiny import losses, narrow_record, run, weights
 
 TESTS = Path(__file__).parents[1]
-ROOMS = ("model.", "optim.", "data.", "batch.", "train.", "guard.", "evaluate.")
+ROOMS = ("model.", "optim.", "data.", "batch.", "train.", "stages", "bad_steps.", "evaluate.")
 Effect = Literal["another run", "the same up to rounding", "the same bits"]
 
 
@@ -47,21 +47,25 @@ ELSEWHERE = {
     "data.dir": "data/test_batches.py::test_a_folder_opens_in_name_order",
     "data.train": "data/test_batches.py::test_a_folder_opens_in_name_order",
     "data.val": "data/test_batches.py::test_a_folder_opens_in_name_order",
-    "data.end_of_text": "data/test_builtin.py::test_another_end_of_text_is_refused",
-    "data.tokenizer": "data/test_tokenizer.py::test_unknown_and_oversized_names_are_refused",
+    "data.end_of_text": "text/test_builtin.py::test_another_end_of_text_is_refused",
+    "data.tokenizer": "text/test_tokenizer.py::test_unknown_and_oversized_names_are_refused",
     "train.device": "train/test_run.py::test_cuda_is_refused_in_one_line_where_there_is_none",
     "train.compile": "train/test_compile.py::test_two_shallow_presets_train_as_one_graph",
     "train.coordinate_descent": "train/test_machine_switches.py::test_the_compiler_tunes_only_if_asked_to",
     "train.skip_guards": "train/test_machine_switches.py::test_after_five_steps_guards_are_skipped_and_no_bit_changes",
-    "train.cuda_graph": "train/test_recorded.py::test_a_gradient_is_recorded_where_one_gpu_launches_compiled_code",
-    "train.memory_limit_gib": "train/test_fit.py::test_a_limit_that_asks_for_recomputation_gives_the_same_losses",
+    "train.cuda_graph": "train/test_cuda_graph.py::test_a_gradient_is_captured_where_one_gpu_launches_compiled_code",
+    "train.memory_limit_gib": (
+        "train/test_memory_fit.py::test_a_limit_that_asks_for_recomputation_gives_the_same_losses"
+    ),
     "train.stop_after": "train/test_run.py::test_launches_of_so_many_steps_each_make_the_uninterrupted_run",
 }
+
+AVERAGED = {"optim.average.tau_steps": 2.0, "optim.average.start_share": 0.0}
 
 ROWS: dict[str, Row] = {
     "model.vocab_size": Row(500),
     "model.embedding_multiple": Row(1, "the same up to rounding"),  # no token names the rows of the padding
-    "model.head_multiple": Row(1),
+    "model.lm_head_multiple": Row(1),
     "model.width": Row(24, also={"model.head_dim": 4}),
     "model.num_layers": Row(6),
     "model.num_heads": Row(12, also={"model.head_dim": 4}),
@@ -76,15 +80,15 @@ ROWS: dict[str, Row] = {
     "model.qk_norm": Row("none"),
     "model.qk_norm_eps": Row(1e-6),
     "model.rotary.base": Row(10_000.0),
-    "model.rotary.turning_share": Row(1.0),
+    "model.rotary.rotary_fraction": Row(1.0),
     "model.rotary.spacing": Row("open"),
-    "model.rotary.frequency_dtype": Row("bf16", given={"model.rotary.turning_share": 1.0}),  # two pairs turn exactly
+    "model.rotary.frequency_dtype": Row("bf16", given={"model.rotary.rotary_fraction": 1.0}),  # two pairs turn exactly
     "model.rotary.table_dtype": Row("bf16"),
     "model.rotary.arithmetic": Row("activation", "the same bits"),  # activations are fp32 on a CPU
     "model.rotary.max_tokens": Row(512, "the same bits"),
-    "model.tied_head": Row(True),
+    "model.tied_lm_head": Row(True),
     "model.embedding_init": Row("uniform"),
-    "model.head_init": Row("zeros"),
+    "model.lm_head_init": Row("zeros"),
     "model.embedding_norm": Row(False),
     "model.x0_mix": Row(False),
     "model.unet_skips": Row(False),
@@ -99,6 +103,15 @@ ROWS: dict[str, Row] = {
     "model.window.start_tokens": Row(256),
     "model.window.growth_tokens": Row(0),
     "model.window.quantum_tokens": Row(64, given={"model.window.unit": "tokens", "model.window.growth_tokens": 100}),
+    "model.long_window": Row(
+        {"unit": "blocks", "start_tokens": 256, "growth_tokens": 0},
+        given={
+            "model.long_window": {"unit": "blocks", "start_tokens": 128, "growth_tokens": 0},
+            "model.layer_overrides": [{"layers": [0, 1], "window": "long"}],
+        },
+    ),
+    "model.layer_overrides": Row([{"layers": [0], "mlp_width": 32}]),
+    "model.loss_terms": Row([{"name": "z_loss", "weight": 0.01}]),
     "model.precision.embeddings": Row("fp32"),
     "model.precision.scalars": Row("bf16"),
     "model.precision.round_matrices_at_init": Row(True),
@@ -113,19 +126,25 @@ ROWS: dict[str, Row] = {
     "optim.muon.ns_association": Row("product_first", "the same up to rounding"),
     "optim.muon.weight_decay": Row(0.5),
     "optim.adam.embedding_lr": Row(0.1),
-    "optim.adam.head_lr": Row(0.1),
+    "optim.adam.lm_head_lr": Row(0.1),
     "optim.adam.scalar_lr": Row(0.1),
     "optim.adam.matrix_lr": Row(0.1, given={"optim.matrices": "adamw"}),
     "optim.adam.beta1": Row(0.5),
     "optim.adam.beta2": Row(0.5),
     "optim.adam.eps": Row(0.1),
     "optim.adam.weight_decay": Row(0.5),
-    "optim.adam.grouping": Row("per_class", "the same bits"),
     "optim.schedule.cooldown_steps": Row(
         3, given={"optim.schedule.cooldown_share": None, "optim.schedule.cooldown_steps": 1}
     ),
     "optim.schedule.cooldown_share": Row(1.0),
     "optim.schedule.floor": Row(0.9),
+    "optim.groups": Row([{"name": "lm_head", "beta1": 0.5}]),
+    "optim.average.tau_steps": Row(2.0, given={"optim.average.start_share": 0.0}),
+    "optim.average.tau_share": Row(0.9, given={"optim.average.start_share": 0.0}),
+    "optim.average.start_share": Row(0.0, given={"optim.average.tau_steps": 2.0}),
+    "optim.average.blend": Row(0.5, given=AVERAGED),
+    "optim.average.rescale": Row(False, given=AVERAGED),
+    "optim.average.groups": Row(["matrices"], given=AVERAGED),
     "optim.clip_norm": Row(1e-3),
     "data.order": Row("sequential"),
     "data.align_documents": Row(True),
@@ -133,15 +152,16 @@ ROWS: dict[str, Row] = {
     "batch.tokens": Row(1024),
     "batch.sequence_tokens": Row(128),
     "batch.micro_tokens": Row(256, "the same up to rounding"),
-    "train.free_steps": Row(0, "the same bits"),
+    "train.untimed_steps": Row(0, "the same bits"),
     "train.deterministic": Row(True, "the same bits"),
-    "train.fast_paths": Row(False, "the same bits"),  # a CPU has none
+    "train.custom_kernels": Row(False, "the same bits"),  # a CPU has none
     "train.recompute": Row(True, "the same bits"),
     "train.expandable_segments": Row(True, "the same bits"),
     "train.threads": Row(2, "the same up to rounding"),
-    "guard.skip": Row(False, "the same bits"),  # a healthy run; for the others see test_guard.py
-    "guard.spike": Row(6.0, "the same bits"),
-    "guard.limit": Row(1, "the same bits"),
+    "stages": Row([{"share": 0.34, "lr": 0.5}, {"share": 0.66}]),
+    "bad_steps.skip": Row(False, "the same bits"),  # a healthy run; for the others see test_bad_steps.py
+    "bad_steps.spike": Row(6.0, "the same bits"),
+    "bad_steps.limit": Row(1, "the same bits"),
     "evaluate.every": Row(1, "the same bits"),
     "evaluate.tokens": Row(1024, "the same bits"),
 }
@@ -155,7 +175,7 @@ def every_technique_on(folder: Path) -> RunConfig:
         num_layers=4,
         value_ends=1,
         layers_without_attention=(2,),
-        head_init="uniform",
+        lm_head_init="uniform",
         zero_init_outputs=False,
     )
     batch = BatchConfig(tokens=512, sequence_tokens=256)

@@ -14,7 +14,7 @@ import pytest
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.cli import main
 from paceline.metrics.card import read_card
-from paceline.metrics.records import read_metrics
+from paceline.metrics.metrics_file import read_metrics
 from train.killing import (
     STEPS_PER_SHARD,
     Moment,

@@ -12,7 +12,7 @@ import pytest
 import paceline
 from paceline.evaluate.config import SamplingConfig
 from paceline.lab.ablate.parts import parts_of
-from paceline.train.config import RunConfig
+from paceline.settings.run import RunConfig
 from train.tiny import losses, run, tiny_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "library.md"
@@ -21,16 +21,16 @@ GREEDY = SamplingConfig(temperature=0)
 
 def test_from_a_config_to_text_with_a_callback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = replace(tiny_config(tmp_path / "data"), steps=6)
-    told: list[paceline.StepRecord | paceline.EvalRecord] = []
+    told: list[paceline.StepMetrics | paceline.EvalMetrics] = []
     began = time.perf_counter()
-    trained = paceline.pretrain(config, out=tmp_path / "run", on_record=told.append)
+    trained = paceline.pretrain(config, out=tmp_path / "run", on_metrics=told.append)
     took = time.perf_counter() - began
     assert "step" not in capsys.readouterr().out  # the callback says what is to be said
     assert trained.card.finished
     assert trained.card.wall_s is not None
     assert trained.card.wall_s <= took  # of this run, not of the process that it is part of
-    assert [record for record in told if isinstance(record, paceline.StepRecord)] == trained.steps
-    assert [record for record in told if isinstance(record, paceline.EvalRecord)] == trained.evaluations
+    assert [record for record in told if isinstance(record, paceline.StepMetrics)] == trained.steps
+    assert [record for record in told if isinstance(record, paceline.EvalMetrics)] == trained.evaluations
 
     loaded = paceline.load(tmp_path / "run")
     assert loaded == trained
@@ -45,10 +45,10 @@ def test_a_callback_changes_no_bit_and_may_stop_the_run(tmp_path: Path) -> None:
     config = replace(tiny_config(tmp_path / "data"), steps=12)
     run(config, tmp_path / "whole")
 
-    def enough(record: paceline.StepRecord | paceline.EvalRecord) -> bool:
+    def enough(record: paceline.StepMetrics | paceline.EvalMetrics) -> bool:
         return record.step >= 5
 
-    stopped = paceline.pretrain(config, out=tmp_path / "stopped", on_record=enough)
+    stopped = paceline.pretrain(config, out=tmp_path / "stopped", on_metrics=enough)
     done = stopped.card.steps_done
     assert not stopped.card.finished
     assert 5 <= done < 12
@@ -61,7 +61,7 @@ def test_what_a_callback_raises_ends_the_run_and_is_raised(tmp_path: Path) -> No
         raise ZeroDivisionError("ours")
 
     with pytest.raises(ZeroDivisionError, match="ours"):
-        paceline.pretrain(tiny_config(tmp_path / "data"), out=tmp_path / "run", on_record=fail)
+        paceline.pretrain(tiny_config(tmp_path / "data"), out=tmp_path / "run", on_metrics=fail)
     assert not paceline.load(tmp_path / "run").card.finished
 
 
@@ -81,7 +81,7 @@ def test_a_run_in_progress_is_left_alone(tmp_path: Path) -> None:
             paceline.pretrain(config, out=out)
         refused.append(True)
 
-    assert paceline.pretrain(config, out=out, on_record=intrude).card.finished
+    assert paceline.pretrain(config, out=out, on_metrics=intrude).card.finished
     assert refused
 
 

@@ -11,12 +11,12 @@ import torch._inductor.config as inductor
 from torch import Tensor, nn
 from torch._dynamo import eval_frame
 
-from model.small import random_tokens, shaken, small
-from paceline.evaluate.config import EvaluateConfig
+from model.small import random_tokens, shaken, small, windows
 from paceline.model.gpt import GPT
-from paceline.train.assemble import set_global_switches
-from paceline.train.config import RunConfig
-from paceline.train.loop import GUARDED_STEPS
+from paceline.model.loss import Losses
+from paceline.parallel.machine import set_torch_switches
+from paceline.settings.run import EvaluateConfig, RunConfig
+from paceline.train.gradient_step import GUARDED_STEPS
 from train.tiny import losses, run, tiny_config, weights
 
 STEPS = GUARDED_STEPS + 3
@@ -60,13 +60,13 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
             return target  # the optimizer's
         compiled = plain(target, backend=backend, **options)
 
-        def call(*args: Tensor) -> Tensor:
+        def call(*args: Tensor) -> Losses:
             training = torch.is_grad_enabled()
             seen.trusted[training].append(eval_frame._stance.skip_guard_eval_unsafe)
             if training:
                 monkeypatch.setattr(f"{__name__}.LEVEL", 1.0 if len(seen.probed) < GUARDED_STEPS else 2.0)
                 seen.probed.append(compiled_probe(torch.ones(1)).item())
-            result: Tensor = compiled(*args)
+            result: Losses = compiled(*args)
             return result
 
         return call
@@ -99,14 +99,14 @@ def test_the_compiler_tunes_only_if_asked_to(asked: bool, tmp_path: Path, watche
 def test_a_run_that_does_not_compile_leaves_the_compiler_alone(before: bool, tmp_path: Path) -> None:
     config = tiny_config(tmp_path / "data")
     with inductor.patch(coordinate_descent_tuning=before):
-        set_global_switches(replace(config, train=replace(config.train, coordinate_descent=not before)))
+        set_torch_switches(replace(config.train, coordinate_descent=not before))
         assert inductor.coordinate_descent_tuning is before
 
 
-def loss_and_gradients(model: GPT, forward: Callable[..., Tensor]) -> dict[str, Tensor]:
-    tokens, window = random_tokens(1, 256), torch.tensor(128)
+def loss_and_gradients(model: GPT, forward: Callable[..., Losses]) -> dict[str, Tensor]:
+    tokens = random_tokens(1, 256)
     model.zero_grad()
-    loss = forward(tokens, tokens.roll(-1), window)
+    loss = forward(tokens, tokens.roll(-1), windows(128)).main
     loss.mean().backward()
     found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     return {"loss": loss.detach(), **found}
@@ -163,7 +163,7 @@ def test_the_allocator_expands_its_segments_only_if_asked_to(
     asked: bool, tmp_path: Path, allocator: Callable[[], str]
 ) -> None:
     config = tiny_config(tmp_path / "data")
-    set_global_switches(replace(config, train=replace(config.train, expandable_segments=asked)))
+    set_torch_switches(replace(config.train, expandable_segments=asked))
     assert allocator() == f"expandable_segments:{asked}"
 
 
@@ -172,5 +172,5 @@ def test_without_cuda_the_allocator_is_not_told(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     config = tiny_config(tmp_path / "data")
-    set_global_switches(replace(config, train=replace(config.train, expandable_segments=True)))
+    set_torch_switches(replace(config.train, expandable_segments=True))
     assert allocator() == "expandable_segments:False"

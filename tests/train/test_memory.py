@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.metrics.records import EvalRecord
-from paceline.parallel.ranks import Vote
-from paceline.train import loop
+from paceline.settings.schedule import StepSettings
+from paceline.train.hooks import EvaluationHook
 from train.tiny import run, tiny_config
 
 
@@ -23,23 +22,23 @@ def live_tensor_bytes() -> int:
     return sum(storages.values())
 
 
-@pytest.mark.parametrize("instruments", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("diagnostics", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_tenth_validation_leaves_no_more_tensors_than_the_second(
-    instruments: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    diagnostics: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: dict[int, int] = {}
-    plain = loop.Trainer.evaluate
+    plain = EvaluationHook.before_step
 
-    def weighed(self: loop.Trainer, step: int, agreed: Vote) -> EvalRecord | None:
-        record = plain(self, step, agreed)
+    def weighed(self: EvaluationHook, settings: StepSettings) -> bool:
+        made = plain(self, settings)
         if len(self.evaluations) in (2, 10):
-            held[len(self.evaluations)] = live_tensor_bytes()
-        return record
+            held.setdefault(len(self.evaluations), live_tensor_bytes())
+        return made
 
-    monkeypatch.setattr(loop.Trainer, "evaluate", weighed)
+    monkeypatch.setattr(EvaluationHook, "before_step", weighed)
     config = tiny_config(tmp_path / "data", steps=10)
-    evaluate, metrics = replace(config.evaluate, every=1), replace(config.metrics, instruments=instruments)
+    evaluate, metrics = replace(config.evaluate, every=1), replace(config.metrics, diagnostics=diagnostics)
     rare = replace(config.checkpoint, every=None)  # the first one takes memory for its copy of the state
     done = run(replace(config, evaluate=evaluate, metrics=metrics, checkpoint=rare), tmp_path / "run")
     assert held[10] == held[2]
-    assert held[2] > sum(p.numel() * p.element_size() for p in done.parts.model.parameters())
+    assert held[2] > sum(p.numel() * p.element_size() for p in done.run.model.parameters())

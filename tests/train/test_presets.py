@@ -6,12 +6,12 @@ from statistics import mean
 
 import pytest
 
-from paceline.data.batches import validation_batches
-from paceline.data.config import BatchConfig
-from paceline.data.dataset import open_dataset
+from paceline.evaluate.validation import validation_batches
 from paceline.recipes.presets import PRESETS
 from paceline.recipes.scaling import scaled, with_steps
-from paceline.train.config import RunConfig
+from paceline.settings.data import BatchConfig
+from paceline.settings.run import RunConfig
+from paceline.text.dataset import open_dataset
 from train.tiny import losses, run
 
 RECORDS = [name for name in PRESETS if name != "demo"]

@@ -14,17 +14,17 @@ from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
-from model.small import random_tokens, shaken, small
-from paceline.model.gpt import GPT
-from paceline.train.recompute import run_recomputed
+from model.small import random_tokens, shaken, small, windows
+from paceline.model.gpt import GPT, run_recomputed
+from paceline.model.loss import Losses
 from train.tiny import losses, run, tiny_config, weights
 
-TOKENS, WINDOW = random_tokens(2, 256), torch.tensor(128)
+TOKENS, WINDOWS = random_tokens(2, 256), windows(128)
 
 
-def gradients(model: GPT, forward: Callable[[Tensor, Tensor, Tensor], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def gradients(model: GPT, forward: Callable[[Tensor, Tensor, Tensor], Losses]) -> tuple[Tensor, dict[str, Tensor]]:
     model.zero_grad()
-    loss = forward(TOKENS, TOKENS.roll(-1), WINDOW)
+    loss = forward(TOKENS, TOKENS.roll(-1), WINDOWS).main
     loss.sum().backward()
     return loss.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
@@ -41,7 +41,7 @@ def kept_bytes(model: GPT) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = model(TOKENS, TOKENS, WINDOW)
+        loss = model(TOKENS, TOKENS, WINDOWS).main
     assert loss.requires_grad
     return sum(kept.values())
 
@@ -73,7 +73,7 @@ def test_compiled_code_computes_one_block_again_at_a_time() -> None:
     most_hidden = []
 
     def count(graph: torch.fx.GraphModule, _: Sequence[Tensor]) -> Callable[..., Any]:
-        most_hidden.append(most_alive(graph, TOKENS.numel() * model.config.mlp_width))
+        most_hidden.append(most_alive(graph, TOKENS.numel() * model.config.layers[0].mlp_width))
         return make_boxed_func(graph.forward)  # type: ignore[no-any-return]
 
     torch._dynamo.reset()
@@ -98,7 +98,7 @@ def test_a_run_is_the_same_run(tmp_path: Path) -> None:
     config = tiny_config(tmp_path / "data", steps=4)
     run(config, tmp_path / "plain")
     done = run(replace(config, train=replace(config.train, recompute=True)), tmp_path / "recomputed")
-    assert done.parts.model.run_block is run_recomputed
+    assert done.run.model.run_block is run_recomputed
     assert losses(tmp_path / "plain") == losses(tmp_path / "recomputed")
     one, other = weights(tmp_path / "plain"), weights(tmp_path / "recomputed")
     assert all(torch.equal(one[name], other[name]) for name in one)

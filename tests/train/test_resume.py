@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.checkpoint import manifest
-from paceline.checkpoint.run_folder import RunFolder
+from paceline.checkpoint.manifest import FileEntry, write_manifest
+from paceline.checkpoint.run_folder import RunFolder, step_of
+from paceline.checkpoint.verified import read_manifest
 from paceline.cli import main
+from paceline.core.files import blake2b_of
 from paceline.metrics.card import read_card
 from train.killing import assert_same, left_by, train
 
@@ -47,12 +49,11 @@ def newer(path: Path) -> None:
 
 def vouched_for(folder: Path) -> None:
     """A manifest with the hashes of the files as they are."""
-    known = [entry.name for entry in manifest.read_manifest(folder).files]
+    known = [entry.name for entry in read_manifest(folder).files]
     entries = [
-        manifest.FileEntry(name=name, bytes=(folder / name).stat().st_size, blake2b=manifest.blake2b_of(folder / name))
-        for name in known
+        FileEntry(name=name, bytes=(folder / name).stat().st_size, blake2b=blake2b_of(folder / name)) for name in known
     ]
-    manifest.write_manifest(folder, manifest.step_of(folder), entries)
+    write_manifest(folder, step_of(folder), entries)
 
 
 def test_a_checkpoint_of_a_newer_version_is_passed_over(
@@ -148,7 +149,7 @@ def test_a_rewind_needs_a_run_and_a_checkpoint(cut: RunFolder, capsys: pytest.Ca
     assert resumed(cut, "--rewind", "4") == 2
     assert "none is of step 4 or before" in capsys.readouterr().err
     assert resumed(cut, "--rewind", "7") == 0
-    assert "data go on at step 8" in capsys.readouterr().out
+    assert "data go on at token 4,196" in capsys.readouterr().out
     assert read_card(cut.path).finished
 
 

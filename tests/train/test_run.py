@@ -12,19 +12,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from model.small import windows
 from paceline.checkpoint import store
 from paceline.checkpoint.run_folder import RunFolder
-from paceline.checkpoint.saver import Saver
+from paceline.checkpoint.save import Saver
 from paceline.core.errors import ConfigError, DataError
+from paceline.core.signals import StopRequest
 from paceline.data.feed import DeviceBatch
-from paceline.data.shards import open_shard, write_shard
+from paceline.data.shards import open_shard
 from paceline.metrics.card import LOSS_COLUMNS, read_card
-from paceline.metrics.records import StepRecord, read_metrics
-from paceline.train import loop
-from paceline.train.recorder import Values
+from paceline.metrics.deferred import DeferredMetrics, Values
+from paceline.metrics.metrics_file import StepMetrics, read_metrics
+from paceline.model.loss import Losses
+from paceline.text.shard_writer import write_shard
+from paceline.train.gradient_step import accumulate_gradient
 from paceline.train.run import resume_run
-from paceline.train.step import accumulate_gradient
-from paceline.train.stop import StopRequest
 from train.tiny import losses, run, tiny_config, weights
 
 
@@ -40,7 +42,7 @@ def test_a_run_learns_and_its_card_says_so(tmp_path: Path) -> None:
     assert card.val_loss == last[1]
     assert card.val_bpb == pytest.approx(last[1] / 0.6931, rel=0.02)  # a token is a byte, but for end-of-text
     assert (card.steps, card.steps_done, card.tokens) == (40, 40, 40 * 1024)
-    assert card.parameters == sum(p.numel() for p in done.parts.model.parameters())
+    assert card.parameters == sum(p.numel() for p in done.run.model.parameters())
     assert card.peak_bytes
     assert card.tokens_per_s
     assert 0 < card.train_s < card.wall_s
@@ -88,20 +90,19 @@ def test_micro_batches_change_nothing_but_the_last_digits(tmp_path: Path) -> Non
 
 
 def test_the_gradient_is_the_mean_over_the_whole_batch_however_it_is_cut(tmp_path: Path) -> None:
-    parts = run(tiny_config(tmp_path / "data", steps=4), tmp_path / "run").parts
+    done = run(tiny_config(tmp_path / "data", steps=4), tmp_path / "run").run
     tokens = torch.randint(0, 257, (4, 256), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
     targets = tokens.roll(-1).long()
     targets[0, 100:] = -100  # unequal counts in the micro-batches
     gradients = {}
     for micro in (1, 2, 4):
-        accumulate_gradient(
-            parts.model, DeviceBatch(tokens, targets), torch.tensor(128), micro_sequences=micro, padded=True
-        )
-        gradients[micro] = {name: p.grad for name, p in parts.model.named_parameters()}
-        parts.optimizer.zero_grad()
-    expected = parts.model(tokens, targets, torch.tensor(128)).sum() / (targets >= 0).sum()
+        batch = DeviceBatch(tokens, targets)
+        accumulate_gradient(done.model, batch, windows(128), torch.zeros(0), micro_sequences=micro, padded=True)
+        gradients[micro] = {name: p.grad for name, p in done.model.named_parameters()}
+        done.optimizer.zero_grad()
+    expected = done.model(tokens, targets, windows(128)).main.sum() / (targets >= 0).sum()
     expected.backward()
-    for name, parameter in parts.model.named_parameters():
+    for name, parameter in done.model.named_parameters():
         for micro in (1, 2, 4):
             torch.testing.assert_close(gradients[micro][name], parameter.grad, rtol=1e-4, atol=1e-7)
 
@@ -122,16 +123,16 @@ def test_a_stopped_and_resumed_run_is_the_uninterrupted_run(
         def __bool__(self) -> bool:
             return len(records) >= stop_at
 
-    records: list[StepRecord] = []
-    plain = loop.Recorder.step
+    records: list[StepMetrics] = []
+    plain = DeferredMetrics.step
 
-    def counting(self: loop.Recorder, record: StepRecord, values: Values) -> None:
+    def counting(self: DeferredMetrics, record: StepMetrics, values: Values) -> None:
         records.append(record)
         plain(self, record, values)
 
     with monkeypatch.context() as patched:
-        patched.setattr("paceline.train.stop.StopRequest", StopAfter)
-        patched.setattr(loop.Recorder, "step", counting)
+        patched.setattr("paceline.core.signals.StopRequest", StopAfter)
+        patched.setattr(DeferredMetrics, "step", counting)
         run(config, tmp_path / "cut")
     assert not read_card(tmp_path / "cut").finished
     assert len(losses(tmp_path / "cut")) == stop_at
@@ -194,8 +195,8 @@ def test_a_signal_during_compilation_ends_at_once_with_a_checkpoint(
 ) -> None:
     """The compiler is a stand-in that hears the signal and would go on for minutes."""
 
-    def compiled(model: torch.nn.Module, **_: object) -> Callable[..., torch.Tensor]:
-        def call(*given: torch.Tensor) -> torch.Tensor:
+    def compiled(model: torch.nn.Module, **_: object) -> Callable[..., Losses]:
+        def call(*given: torch.Tensor) -> Losses:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(60)
             return model(*given)  # type: ignore[no-any-return]

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from paceline.checkpoint import store
 from paceline.checkpoint.run_folder import RunFolder
-from paceline.checkpoint.saver import Saver
-from paceline.data.config import BatchConfig
+from paceline.checkpoint.save import Saver
 from paceline.lab.bench.steps import Steps
-from paceline.metrics.records import read_metrics
+from paceline.metrics.metrics_file import read_metrics
+from paceline.parallel.machine import inspect_machine
+from paceline.settings.data import BatchConfig
+from paceline.settings.run import RunConfig
 from paceline.train import loop
-from paceline.train.assemble import inspect_machine
-from paceline.train.config import RunConfig
+from paceline.train.gradient_step import accumulate_gradient
 from paceline.train.run import resume_run
-from paceline.train.step import accumulate_gradient
 from train.tiny import losses, narrow_record, run, weights
 
 pytestmark = [
@@ -112,7 +112,7 @@ def test_recomputing_needs_less_memory(compiled: bool, tmp_path: Path) -> None:
 
 def test_instruments_tell_the_memory(tmp_path: Path) -> None:
     config = on_gpu(tmp_path, compiled=False)
-    run(replace(config, metrics=replace(config.metrics, instruments=True)), tmp_path / "run")
+    run(replace(config, metrics=replace(config.metrics, diagnostics=True)), tmp_path / "run")
     for record in read_metrics(tmp_path / "run")[0]:
         assert 0 < record.extra["allocated_bytes"] <= record.extra["reserved_bytes"]
         assert record.extra["largest_score"] > 0

@@ -8,7 +8,7 @@ import pytest
 
 from metrics.test_trackers import Library, events
 from paceline.checkpoint.run_folder import RunFolder
-from paceline.metrics.config import MetricsConfig
+from paceline.settings.run import MetricsConfig
 from paceline.train.run import resume_run
 from train.tiny import losses, run, tiny_config
 

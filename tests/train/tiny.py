@@ -7,16 +7,14 @@ import numpy as np
 from torch import Tensor
 
 from paceline.checkpoint import store
-from paceline.checkpoint.config import CheckpointConfig
 from paceline.checkpoint.run_folder import RunFolder
-from paceline.data.config import BatchConfig, DataConfig
-from paceline.data.shards import write_shard
-from paceline.data.tokenizer import ByteTokenizer
-from paceline.evaluate.config import EvaluateConfig
-from paceline.metrics.records import read_metrics
+from paceline.metrics.metrics_file import read_metrics
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import with_steps
-from paceline.train.config import RunConfig, TrainConfig
+from paceline.settings.data import BatchConfig, DataConfig
+from paceline.settings.run import CheckpointConfig, EvaluateConfig, RunConfig, TrainConfig
+from paceline.text.shard_writer import write_shard
+from paceline.text.tokenizer import ByteTokenizer
 from paceline.train.run import Finished, start_run
 
 SENTENCES = [b"the cat sat on the mat. ", b"a dog ate the bone. ", b"birds sing in the morning. "]
@@ -33,7 +31,7 @@ def tiny_config(folder: Path, **changes: object) -> RunConfig:
         model=replace(model, window=replace(demo.model.window, growth_tokens=128)),
         data=DataConfig(dir=str(folder), tokenizer="bytes", end_of_text=256, order="shuffled"),
         batch=BatchConfig(tokens=1024, sequence_tokens=256, micro_tokens=512),
-        train=TrainConfig(device="cpu", free_steps=2),
+        train=TrainConfig(device="cpu", untimed_steps=2),
         evaluate=EvaluateConfig(every=4, tokens=0),
         checkpoint=CheckpointConfig(every=3, keep=2),
     )
@@ -51,7 +49,7 @@ def narrow_record(name: str, folder: Path, *, steps: int) -> RunConfig:
         model=model,
         data=DataConfig(dir=str(folder), tokenizer="bytes", end_of_text=256, order="shuffled"),
         batch=BatchConfig(tokens=256, sequence_tokens=128),
-        train=TrainConfig(device="cpu", free_steps=2),
+        train=TrainConfig(device="cpu", untimed_steps=2),
         evaluate=EvaluateConfig(every=None, tokens=128),
     )
 
@@ -66,7 +64,7 @@ def losses(folder: Path) -> list[float | None]:
 
 def weights(folder: Path) -> dict[str, Tensor]:
     newest, _ = store.newest_good(RunFolder(folder))
-    return store.load(newest).model
+    return dict(store.load(newest).model)
 
 
 def write_text_shards(folder: Path) -> None:

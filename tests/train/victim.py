@@ -11,22 +11,22 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from paceline.checkpoint import store, tensors
+from paceline.checkpoint import save, tensors
 from paceline.cli import main
 from paceline.metrics.sinks import JsonlSink
-from paceline.optim.optimizer import Optimizer
-from paceline.train import loop, run
+from paceline.parallel.embedding_sync import EmbeddingSync
+from paceline.train import gradient_step, hooks, run
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "gradient": (loop, "accumulate_gradient"),
-    "update": (Optimizer, "_step_adam"),  # Muon's momentum has moved, no weight has
-    "evaluation": (loop, "validate"),
-    "validated": (loop, "block_share"),  # the losses are known, no record is written
-    "record": (JsonlSink, "_append"),
+    "gradient": (gradient_step, "accumulate_gradient"),
+    "update": (EmbeddingSync, "await_gradients"),  # Muon's momentum has moved, no matrix has
+    "evaluation": (hooks, "validate"),
+    "validated": (hooks, "block_share"),  # the losses are known, no line of metrics is written
+    "record": (JsonlSink, "write"),
     "card": (run, "write_card"),
     "saving": (tensors, "write_tensors"),  # in the thread that writes
-    "publishing": (store, "sync_folder"),
-    "pruning": (store, "_prune"),
+    "publishing": (save, "sync_folder"),
+    "pruning": (save, "_prune"),
 }
 
 

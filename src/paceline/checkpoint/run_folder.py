@@ -15,7 +15,7 @@ from paceline.core import lock
 from paceline.core.errors import RunError
 from paceline.core.files import write_json
 from paceline.core.schema import read_json
-from paceline.data.manifest import FILE_NAME as DATASET_FILE
+from paceline.text.manifest import FILE_NAME as DATASET_FILE
 
 RUNS = Path("runs")
 """Where runs go unless --out says otherwise."""
@@ -119,7 +119,10 @@ def new_run(name: str, out: str | None, *, launch: str | None = None) -> Iterato
     with _left_only_if_used(path) if made else contextlib.nullcontext(), only_writer(path):
         _check_free(path, launch)
         if launch is not None:
-            _sign(path, launch)
+            try:
+                (path / LAUNCH_FILE).write_text(launch, encoding="utf-8")
+            except OSError as error:
+                raise RunError(f"--out {path}: cannot be written ({error.strerror})") from None
         yield RunFolder(path)
 
 
@@ -159,13 +162,6 @@ def _check_free(path: Path, launch: str | None) -> None:
 def _is_of(launch: str | None, path: Path) -> bool:
     file = path / LAUNCH_FILE
     return launch is not None and file.is_file() and file.read_text(encoding="utf-8") == launch
-
-
-def _sign(path: Path, launch: str) -> None:
-    try:
-        (path / LAUNCH_FILE).write_text(launch, encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"--out {path}: cannot be written ({error.strerror})") from None
 
 
 @contextlib.contextmanager

@@ -1,33 +1,35 @@
 """`paceline bench step`, `gemm` and `sample`. torch is imported only once something is measured."""
 
 import contextlib
-import json
 import os
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from paceline.commands.train import base_config
-from paceline.core.command_line import Bare, OptionalPreset, Positional, parse
+from paceline.commands.output import answer, say
+from paceline.commands.train import PresetArgs, base_config, parse_on_preset
+from paceline.core.command_line import Bare, Positional, parse
 from paceline.core.errors import ConfigError
 from paceline.core.files import write_json
-from paceline.core.schema import Change, changes
-from paceline.data.config import DEFAULT_MICRO_TOKENS
+from paceline.core.schema import changes
 from paceline.evaluate.config import SamplingConfig
+from paceline.lab.bench.provenance import provenance
 from paceline.lab.bench.start import START_STEPS, compile_cache, measure_peak, measure_start
-from paceline.parallel.voice import one_voice
+from paceline.lab.technique import flag_words
+from paceline.parallel.rank0_errors import rank0_errors
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.scaling import parse_scale, scaled
-from paceline.train.config import RunConfig
+from paceline.settings.data import DEFAULT_MICRO_TOKENS
+from paceline.settings.limits import Limited, at_least
+from paceline.settings.run import RunConfig
 
 if TYPE_CHECKING:
+    from paceline.parallel.machine import Machine
     from paceline.parallel.ranks import Ranks
-    from paceline.train.assemble import Machine
 
 STEP_HELP = """Measure a preset's training step: seconds over its schedule, memory, start, and where the time goes.
 
@@ -48,11 +50,7 @@ A preset's weights are untrained; of a run the newest checkpoint is taken. Texts
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchArgs:
-    preset: OptionalPreset = "demo"
-    """Which preset; `paceline presets` lists them."""
-    scale: str = "1"
-    """Shrink width, head width, vocabulary, batch and steps together: a number in (0, 1], or 1/16."""
+class BenchArgs(PresetArgs):
     json: bool = False
     """For programs."""
     out: str | None = None
@@ -61,10 +59,10 @@ class BenchArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepArgs(BenchArgs):
-    points: int = 8
+class StepArgs(BenchArgs, Limited, prefix="--"):
+    points: Annotated[int, at_least(1).saying("8 follow a growing window well")] = 8
     """Windows of the schedule to measure at, at most."""
-    repeats: int = 3
+    repeats: Annotated[int, at_least(1).saying("3 show the spread")] = 3
     """Steps at each of them."""
     times: bool = True
     """Measure step times and memory."""
@@ -75,38 +73,30 @@ class StepArgs(BenchArgs):
     trace: str | None = None
     """Keep the profiler's trace in this file, for Perfetto; compressed if it ends in .gz."""
 
-    def __post_init__(self) -> None:
-        if self.points < 1:
-            raise ConfigError(f"--points {self.points} must be at least 1; 8 follow a growing window well")
-        if self.repeats < 1:
-            raise ConfigError(f"--repeats {self.repeats} must be at least 1; 3 show the spread")
+    def check(self) -> None:
         if self.trace is not None and not self.profile:
             raise ConfigError(f"--trace {self.trace} needs the profile; leave out --no-profile")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GemmArgs(BenchArgs):
-    repeats: int = 20
+class GemmArgs(BenchArgs, Limited, prefix="--"):
+    repeats: Annotated[int, at_least(1).saying("20 give a steady median")] = 20
     """Calls of each product, of which the median counts."""
-
-    def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise ConfigError(f"--repeats {self.repeats} must be at least 1; 20 give a steady median")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleBenchArgs:
+class SampleBenchArgs(Limited, prefix="--"):
     model: Positional[Annotated[str, tyro.conf.arg(metavar="[MODEL]")]] = "demo"
     """A preset, or a run's folder."""
     scale: str = "1"
     """Of a preset: shrink it, as in training."""
     streams: tuple[int, ...] = (1, 64)
     """Texts written at the same time, one measurement each."""
-    steps: int = 128
+    steps: Annotated[int, at_least(1)] = 128
     """Tokens of every text in one repeat."""
-    repeats: int = 5
+    repeats: Annotated[int, at_least(1)] = 5
     """Of which the median counts."""
-    prompt_tokens: int = 64
+    prompt_tokens: Annotated[int, at_least(1)] = 64
     """Length of every prompt, of random tokens."""
     compile: bool = True
     """On a GPU, compile the step before it is recorded."""
@@ -116,57 +106,53 @@ class SampleBenchArgs:
     out: str | None = None
     """Write the JSON to this file, too."""
 
-    def __post_init__(self) -> None:
-        for name in ("steps", "repeats", "prompt_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least 1")
+    def check(self) -> None:
         if not self.streams or min(self.streams) < 1:
             raise ConfigError(f"--streams {' '.join(map(str, self.streams))}: every number must be at least 1")
 
 
 def step(argv: Sequence[str]) -> int:
-    from paceline.lab.bench.show import show_step
+    from paceline.lab.bench.bench_tables import show_step
 
-    with one_voice():
+    with rank0_errors():
         base = base_config(argv)
-        arguments = parse_arguments(StepArgs, argv, base)
+        arguments = parse_on_preset(StepArgs, argv, base, verb="bench step", description=STEP_HELP)
         if "LOCAL_RANK" in os.environ:  # a start is of processes of its own, which would be ranks of nothing
             arguments = replace(arguments, start=False)
         if arguments.start and arguments.config.steps < START_STEPS:
-            raise ConfigError(
-                f"--steps {arguments.config.steps}: a start is measured over {START_STEPS}; use more, or --no-start"
-            )
+            steps = f"--steps {arguments.config.steps}"
+            raise ConfigError(f"{steps}: a start is measured over {START_STEPS}; use more, or --no-start")
         with tempfile.TemporaryDirectory() as folder:
             result = _measure_step(arguments, base, Path(folder))
-    return 0 if result is None else _give(result, arguments, ["bench", "step", *argv], show_step)
+    return 0 if result is None else _give_of_preset(result, arguments, ["bench", "step", *argv], show_step)
 
 
 def gemm(argv: Sequence[str]) -> int:
-    from paceline.lab.bench.show import show_gemm
+    from paceline.lab.bench.bench_tables import show_gemm
 
-    arguments = parse_arguments(GemmArgs, argv, base_config(argv))
+    arguments = parse_on_preset(GemmArgs, argv, base_config(argv), verb="bench gemm", description=GEMM_HELP)
     from paceline.lab.bench.gemm import measure_products
 
     result = measure_products(arguments.config, repeats=arguments.repeats)
-    return _give(result, arguments, ["bench", "gemm", *argv], show_gemm)
+    return _give_of_preset(result, arguments, ["bench", "gemm", *argv], show_gemm)
 
 
 def sample(argv: Sequence[str]) -> int:
-    from paceline.lab.bench.provenance import provenance
-    from paceline.lab.bench.show import show_sample
+    from paceline.lab.bench.bench_tables import show_sample
 
     arguments = parse(SampleBenchArgs, argv, verb="bench sample", description=SAMPLE_HELP)
-    from paceline.lab.bench.sampling import SampleCase, measure_sampling, run_to_sample, untrained
+    from paceline.evaluate.load import load_run
+    from paceline.lab.bench.sampling import SampleCase, measure_sampling, untrained
 
     if arguments.model in PRESETS:
-        config = scaled(preset(arguments.model), parse_scale(arguments.scale))
-        known = provenance(["bench", "sample", *argv], preset=preset(arguments.model), config=config)
-        writer = untrained(config)
+        usual = preset(arguments.model)
+        config = scaled(usual, parse_scale(arguments.scale))
+        model, windows = untrained(config)
     elif arguments.scale != "1":
         raise ConfigError(f"--scale {arguments.scale} applies to presets; {arguments.model} has its size")
     else:
-        writer, written = run_to_sample(arguments.model)
-        known = provenance(["bench", "sample", *argv], preset=written, config=written)
+        run = load_run(arguments.model)
+        model, windows, usual, config = run.model, run.windows, run.config, run.config
     case = SampleCase(
         steps=arguments.steps,
         repeats=arguments.repeats,
@@ -174,31 +160,18 @@ def sample(argv: Sequence[str]) -> int:
         sampling=arguments.sampling,
         compiled=arguments.compile,
     )
-    measured = measure_sampling(writer, case, arguments.streams, say=_say)
-    result = {"model": arguments.model, "scale": arguments.scale, **measured, **known}
-    return _print_or_write(result, arguments.out, arguments.json, show_sample)
-
-
-Args = TypeVar("Args", StepArgs, GemmArgs)
-HELP: dict[type, tuple[str, str]] = {StepArgs: ("bench step", STEP_HELP), GemmArgs: ("bench gemm", GEMM_HELP)}
-
-
-def parse_arguments(cls: type[Args], argv: Sequence[str], base: RunConfig) -> Args:
-    """The flags on top of `base`, which `base_config` made of the same words."""
-    verb, text = HELP[cls]
-    arguments = parse(cls, argv, verb=verb, description=text, default=cls(preset=base.preset, config=base))
-    if arguments.preset != base.preset:
-        raise ConfigError(f"the preset {arguments.preset} goes first: paceline {verb} {arguments.preset} --flags")
-    return arguments
+    measured = measure_sampling(model, windows, case, arguments.streams, say=_say)
+    known = provenance(["bench", "sample", *argv], preset=usual, config=config)
+    return _give({"model": arguments.model, "scale": arguments.scale, **measured, **known}, arguments, show_sample)
 
 
 def _measure_step(arguments: StepArgs, base: RunConfig, folder: Path) -> dict[str, Any] | None:
-    """The start comes first: what it has compiled is there for the steps, and the device is all its own. None on ranks
-    that do not speak."""
-    from paceline.parallel.meeting import joined
+    """The start comes first: what it has compiled is there for the steps, and the device is all its own. None on all
+    ranks but the first."""
+    from paceline.parallel.machine import inspect_machine
     from paceline.parallel.ranks import ranks_from_environment
-    from paceline.train.assemble import inspect_machine
-    from paceline.train.fit import release_memory
+    from paceline.parallel.rendezvous import joined
+    from paceline.train.memory_trial import release_memory
     from paceline.train.run import agreed_facts
 
     with compile_cache(folder / "cache") if arguments.start else contextlib.nullcontext():
@@ -206,23 +179,21 @@ def _measure_step(arguments: StepArgs, base: RunConfig, folder: Path) -> dict[st
         ranks = ranks_from_environment()
         config, machine = inspect_machine(arguments.config, ranks)
         with joined(ranks, machine.device, agreed_facts(arguments.config), config.parallel):
-            measured = _measure_here(arguments, config, machine, ranks, folder)
+            measured = _measure_here(arguments, config, machine, ranks)
         if arguments.start and (measured["micro_tokens"] or 0) > DEFAULT_MICRO_TOKENS:
             release_memory()  # another process is about to ask for it
             peak = measure_peak(train_words(arguments, base), folder, DEFAULT_MICRO_TOKENS, say=_say)
             measured["peak_gib"] = None if peak is None else peak / 2**30
-    return {"cold_start_s": starts.get("cold"), "warm_start_s": starts.get("warm"), **measured} if ranks.first else None
+    both = {"cold_start_s": starts.get("cold"), "warm_start_s": starts.get("warm"), **measured}
+    return both if ranks.is_main else None
 
 
-def _measure_here(
-    arguments: StepArgs, config: RunConfig, machine: "Machine", ranks: "Ranks", folder: Path
-) -> dict[str, Any]:
-    from paceline.lab.bench.matmul import measured_peak
-    from paceline.lab.bench.step_result import figures_of_profile, figures_of_times
-    from paceline.lab.bench.steps import Steps
+def _measure_here(arguments: StepArgs, config: RunConfig, machine: "Machine", ranks: "Ranks") -> dict[str, Any]:
+    from paceline.lab.bench.gemm import measured_peak
+    from paceline.lab.bench.steps import Steps, figures_of_profile, figures_of_times
 
-    say = _say if ranks.first else lambda _: None
-    steps = Steps(config, machine, folder, ranks)
+    say = _say if ranks.is_main else lambda _: None
+    steps = Steps(config, machine, ranks)
     peak_flops_per_s = measured_peak(machine)
     times = profile = silent = None
     if arguments.times or arguments.profile:
@@ -233,9 +204,9 @@ def _measure_here(
         times = steps.times(points=arguments.points, repeats=arguments.repeats)
     if arguments.profile:
         say("profiled steps")
-        profile = steps.profile(Path(arguments.trace) if arguments.trace is not None and ranks.first else None)
-    if arguments.times:  # last: it spoils the weights
-        silent = steps.silent_times(points=arguments.points, repeats=arguments.repeats)
+        profile = steps.profile(Path(arguments.trace) if arguments.trace is not None and ranks.is_main else None)
+    if arguments.times and ranks.world > 1:  # last: it spoils the weights
+        silent = steps.times(points=arguments.points, repeats=arguments.repeats, exchange=False)
     return {
         **figures_of_times(config, times, silent, peak_flops_per_s, ranks.world),
         **figures_of_profile(profile, steps.sizes()),
@@ -247,44 +218,24 @@ def _measure_here(
 def train_words(arguments: StepArgs, base: RunConfig) -> list[str]:
     """The words after `paceline train` that give this benchmark's config."""
     scaled = [arguments.preset, "--scale", arguments.scale, "--steps", str(arguments.config.steps)]
-    return [*scaled, *_flags(changes(base, arguments.config))]
+    changed = changes(base, arguments.config)
+    return [*scaled, *(word for change in changed for word in flag_words(change.field, change.after))]
 
 
-def _flags(differences: Iterable[Change]) -> list[str]:
-    words: list[str] = []
-    for change in differences:
-        *path, name = change.field.replace("_", "-").split(".")
-        if isinstance(change.after, bool):
-            words.append("--" + ".".join([*path, name if change.after else f"no-{name}"]))
-        else:
-            values = change.after if isinstance(change.after, tuple) else (change.after,)
-            words += ["--" + ".".join([*path, name]), *map(str, values)]
-    return words
+Show = Callable[[dict[str, Any]], None]
 
 
-def _give(
-    measured: dict[str, Any], arguments: BenchArgs, command: list[str], show: Callable[[dict[str, Any]], None]
-) -> int:
-    """Print the result, and write it where it is wanted."""
-    from paceline.lab.bench.provenance import provenance
-
+def _give_of_preset(measured: dict[str, Any], arguments: BenchArgs, command: list[str], show: Show) -> int:
     known = provenance(command, preset=preset(arguments.preset), config=arguments.config)
-    result = {"preset": arguments.preset, "scale": arguments.scale, **measured, **known}
-    return _print_or_write(result, arguments.out, arguments.json, show)
+    return _give({"preset": arguments.preset, "scale": arguments.scale, **measured, **known}, arguments, show)
 
 
-def _print_or_write(
-    result: dict[str, Any], out: str | None, as_json: bool, show: Callable[[dict[str, Any]], None]
-) -> int:
-    if as_json:
-        print(json.dumps(result, indent=1))
-    else:
-        show(result)
-    if out is not None:  # last: a file that cannot be written costs itself alone
-        write_json(Path(out), result)
+def _give(result: dict[str, Any], arguments: BenchArgs | SampleBenchArgs, show: Show) -> int:
+    answer(result, lambda: show(result), as_json=arguments.json)
+    if arguments.out is not None:  # last: a file that cannot be written costs itself alone
+        write_json(Path(arguments.out), result)
     return 0
 
 
 def _say(what: str) -> None:
-    """Where the benchmark stands, for whoever waits; the result alone goes to standard output."""
-    print(f"measuring: {what}", file=sys.stderr, flush=True)
+    say(f"measuring: {what}")

@@ -1,33 +1,32 @@
-"""`data prepare | download | verify | stats`: arguments and what is printed. Heavy imports wait for the call."""
+"""`data prepare | download | verify | stats` and `verify`: arguments and what is printed. Heavy imports wait for the
+call."""
 
 import dataclasses
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from paceline.commands.output import LINE_EVERY_S, answer, say
 from paceline.core.command_line import Positional, parse
+from paceline.core.errors import RunError
+from paceline.core.schema import to_dict
 from paceline.core.units import human_bytes, human_count, human_seconds
-from paceline.data.config import DownloadConfig, PrepareConfig
-from paceline.data.public import PUBLIC
+from paceline.text.config import PUBLIC, DownloadConfig, PrepareConfig
 
 if TYPE_CHECKING:
-    from paceline.data.download import DownloadStatus
-    from paceline.data.manifest import DatasetManifest
-    from paceline.data.prepare import Status
-    from paceline.data.stats import ShardStats
+    from paceline.text.download import DownloadStatus
+    from paceline.text.manifest import DatasetManifest
+    from paceline.text.prepare import Status
+    from paceline.text.stats import Stats
+    from paceline.text.verify import Verification
 
-LINE_EVERY_S = 10.0
-"""Between two progress lines where there is no terminal."""
 BAR_COLUMNS = 40
-
-
 PREPARE_HELP = """Turn text into shards. Running the same command again continues where it was stopped.
 
 example: paceline data prepare books/ --out data/books --tokenizer bpe-8192"""
@@ -41,6 +40,9 @@ DOWNLOAD_HELP = "\n\n".join(
 VERIFY_HELP = """Check sizes and hashes of shards, and name what is damaged or missing.
 
 example: paceline data verify data/books"""
+VERIFY_ANY_HELP = """Check every hash of a run, a checkpoint or prepared data, and name what is damaged or missing.
+
+example: paceline verify runs/demo"""
 STATS_HELP = """Count documents and tokens, and show how long documents are.
 
 example: paceline data stats data/books"""
@@ -48,17 +50,12 @@ example: paceline data stats data/books"""
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareArgs(PrepareConfig):
-    inputs: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="INPUT [INPUT ...]")]]
-    """Files (.txt, .md, .jsonl, .jsonl.gz, .parquet), folders of them, - for standard input, or hf:NAME:CONFIG:SPLIT
-    for a dataset of the Hugging Face hub, as a stream (needs the package datasets)."""
     json: bool = False
     """Print dataset.json instead of a summary."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadArgs(DownloadConfig):
-    name: Positional[Annotated[str, tyro.conf.arg(metavar="NAME")]]
-    """Which data; they are listed above."""
     json: bool = False
     """Print download.json instead of a summary."""
 
@@ -67,6 +64,14 @@ class DownloadArgs(DownloadConfig):
 class VerifyArgs:
     path: Positional[Path]
     """A shard or a folder of shards."""
+    json: bool = False
+    """Print the result as JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyAnyArgs:
+    path: Positional[Annotated[str, tyro.conf.arg(metavar="[PATH]")]] = "latest"
+    """A run (its folder, its name under runs/, or `latest`), a checkpoint, a shard or a folder of shards."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -82,87 +87,93 @@ class StatsArgs:
 
 
 def prepare(argv: Sequence[str]) -> int:
-    return run_prepare(parse(PrepareArgs, argv, verb="data prepare", description=PREPARE_HELP))
+    args = parse(PrepareArgs, argv, verb="data prepare", description=PREPARE_HELP)
+    from paceline.text.prepare import prepare as make_shards
+
+    started = time.monotonic()
+    with show_progress() as on_progress:
+        manifest = make_shards(args, on_progress)
+    seconds = time.monotonic() - started
+    return answer(to_dict(manifest), lambda: _print_summary(manifest, Path(args.out), seconds), as_json=args.json)
 
 
 def download(argv: Sequence[str]) -> int:
-    return run_download(parse(DownloadArgs, argv, verb="data download", description=DOWNLOAD_HELP))
+    args = parse(DownloadArgs, argv, verb="data download", description=DOWNLOAD_HELP)
+    from paceline.text.download import download as fetch
 
-
-def verify(argv: Sequence[str]) -> int:
-    return run_verify(parse(VerifyArgs, argv, verb="data verify", description=VERIFY_HELP))
-
-
-def stats(argv: Sequence[str]) -> int:
-    return run_stats(parse(StatsArgs, argv, verb="data stats", description=STATS_HELP))
-
-
-def run_prepare(args: PrepareArgs) -> int:
-    from paceline.core.schema import to_dict
-    from paceline.data.prepare import prepare
-
-    started = time.monotonic()
-    with show_progress(_tokens) as on_progress:
-        manifest = prepare(args, on_progress)
-    if args.json:
-        _print_json(to_dict(manifest))
-    else:
-        _print_summary(manifest, Path(args.out), time.monotonic() - started)
-    return 0
-
-
-def run_download(args: DownloadArgs) -> int:
-    from paceline.core.schema import to_dict
-    from paceline.data.download import download, folder_of
-
-    with show_progress(_files) as on_progress:
-        done = download(args, on_progress)
-    if args.json:
-        _print_json(to_dict(done))
-        return 0
-    folder, public = folder_of(args), PUBLIC[args.name]
+    with show_progress() as on_progress:
+        done = fetch(args, on_progress)
+    folder, public = args.folder, PUBLIC[args.name]
     following = f"train on it with --data.dir {folder}"
     if not public.tokenized:
         following = f"make shards of it with `paceline data prepare {folder} --out {folder}-shards`"
     size = human_bytes(sum(file.bytes for file in done.files))
-    print(f"{folder}: {len(done.files)} files of {public.repo}, {size}, hashes right; {following}")
-    return 0
+    line = f"{folder}: {len(done.files)} files of {public.repo}, {size}, hashes right; {following}"
+    return answer(to_dict(done), lambda: print(line), as_json=args.json)
 
 
-def run_verify(args: VerifyArgs) -> int:
-    """0 when all is well, 1 when something is damaged or missing."""
-    from paceline.data.verify import verify
+def verify(argv: Sequence[str]) -> int:
+    args = parse(VerifyArgs, argv, verb="data verify", description=VERIFY_HELP)
+    from paceline.text.verify import verify as check_data
 
-    result = verify(args.path)
-    if args.json:
-        _print_json({"ok": result.ok, **dataclasses.asdict(result)})
-        return 0 if result.ok else 1
-    for check in result.problems:
-        print(f"{check.file}: {check.problem}")
+    result = check_data(args.path)
     unhashed = sum(not check.hashed for check in result.files if check.tokens and not check.problem)
-    note = f" ({unhashed} without a hash: only sizes were checked)" if unhashed else ""
     tokens = human_count(sum(check.tokens for check in result.files))
+    what = f"{args.path}: {len(result.files)} files, {tokens} tokens"
+    return _give(what, result, unhashed, ": only sizes were checked", args.json)
+
+
+def verify_any(argv: Sequence[str]) -> int:
+    args = parse(VerifyAnyArgs, argv, verb="verify", description=VERIFY_ANY_HELP)
+    path, result = _verified(args.path)
+    unhashed = sum(not check.hashed for check in result.files if not check.problem)
+    return _give(f"{path}: {len(result.files)} files", result, unhashed, " were only read", args.json)
+
+
+def _give(what: str, result: "Verification", unhashed: int, how: str, as_json: bool) -> int:
+    """0 when all is well, 1 when something is damaged or missing. `how`: what was done without a hash."""
+    note = f" ({unhashed} without a hash{how})" if unhashed else ""
     verdict = "ok" if result.ok else f"{len(result.problems)} damaged or missing"
-    print(f"{args.path}: {len(result.files)} files, {tokens} tokens, {verdict}{note}")
+    lines = [*(f"{check.file}: {check.problem}" for check in result.problems), f"{what}, {verdict}{note}"]
+    answer({"ok": result.ok, **dataclasses.asdict(result)}, lambda: print("\n".join(lines)), as_json=as_json)
     return 0 if result.ok else 1
 
 
-def run_stats(args: StatsArgs) -> int:
-    from paceline.data.stats import stats
+def _verified(given: str) -> "tuple[Path, Verification]":
+    """What the path turns out to be, checked by the rules of its kind."""
+    from paceline.checkpoint.run_folder import open_run
+    from paceline.checkpoint.verified import is_checkpoint, verify_checkpoint, verify_run
+    from paceline.settings.run import read_config
+    from paceline.text.manifest import FILE_NAME
+    from paceline.text.verify import verify
 
-    result = stats(args.path, args.end_of_text)
-    if args.json:
-        _print_json(dataclasses.asdict(result))
-        return 0
-    for shard in result.shards:
+    path = Path(given)
+    if is_checkpoint(path):
+        return path, verify_checkpoint(path)
+    if path.is_file() or (path / FILE_NAME).exists() or any(path.glob("*.bin")):
+        return path, verify(path)
+    try:
+        run = open_run(given)
+    except RunError as error:
+        raise RunError(f"{error}; to verify something else, name a checkpoint or a folder of shards") from None
+    return run.path, verify_run(run, read_config)
+
+
+def stats(argv: Sequence[str]) -> int:
+    args = parse(StatsArgs, argv, verb="data stats", description=STATS_HELP)
+    from paceline.text.stats import stats as count
+
+    result = count(args.path, args.end_of_text)
+    return answer(dataclasses.asdict(result), lambda: _print_stats(result), as_json=args.json)
+
+
+def _print_stats(stats: "Stats") -> None:
+    """A line per shard, and a histogram of the documents' lengths."""
+    for shard in stats.shards:
         print(f"{shard.file}: {shard.documents:,} documents, {shard.tokens:,} tokens")
-    mean = result.total.tokens / max(1, result.total.documents)
-    print(f"in all: {result.total.documents:,} documents, {result.total.tokens:,} tokens, {mean:,.0f} a document")
-    _print_histogram(result.total)
-    return 0
-
-
-def _print_histogram(total: "ShardStats") -> None:
+    total = stats.total
+    mean = total.tokens / max(1, total.documents)
+    print(f"in all: {total.documents:,} documents, {total.tokens:,} tokens, {mean:,.0f} a document")
     longest = max((bucket.documents for bucket in total.lengths), default=1)
     for bucket in total.lengths:
         bar = "█" * round(BAR_COLUMNS * bucket.documents / longest)
@@ -191,42 +202,28 @@ def _remedy(side: str, manifest: "DatasetManifest") -> str:
     return f"--val-share {share:.2g} --overwrite takes about 3 of {manifest.documents:,}"
 
 
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=1))
-
-
 @contextmanager
-def show_progress(describe: Callable[[Any], str]) -> Iterator[Callable[[Any], None]]:
-    """A bar on a terminal, a line every ten seconds elsewhere; on standard error, so that --json stays readable.
-    `describe`: what a status says beside its bytes."""
+def show_progress() -> Iterator[Callable[["Status | DownloadStatus"], None]]:
+    """A bar on a terminal, a line every ten seconds elsewhere; on standard error, so that --json stays readable."""
     if not sys.stderr.isatty():
-        yield ProgressLines(time.monotonic, describe)
+        yield ProgressLines(time.monotonic)
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    columns = (
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=None)
-
-        def show(status: "Status | DownloadStatus") -> None:
-            total, words = status.bytes_total or None, describe(status)
-            bar.update(task, completed=status.bytes_read, total=total, description=words)
-
-        yield show
+        yield lambda status: bar.update(
+            task, completed=status.bytes_read, total=status.bytes_total or None, description=str(status)
+        )
 
 
 class ProgressLines:
     """Progress as plain lines: rate since the last line, and time left at that rate."""
 
-    def __init__(self, clock: Callable[[], float], describe: Callable[[Any], str]) -> None:
-        self.clock, self.describe, self.last_s, self.last_bytes = clock, describe, clock(), 0
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock, self.last_s, self.last_bytes = clock, clock(), 0
 
     def __call__(self, status: "Status | DownloadStatus") -> None:
         now = self.clock()
@@ -235,14 +232,5 @@ class ProgressLines:
         rate = (status.bytes_read - self.last_bytes) / (now - self.last_s)
         left = max(0, status.bytes_total - status.bytes_read)
         ahead = f", {human_seconds(left / rate)} left" if status.bytes_total and rate > 0 else ""
-        read = f"{human_bytes(status.bytes_read)} read, {human_bytes(rate)}/s"
-        print(f"{read}, {self.describe(status)}{ahead}", file=sys.stderr, flush=True)
+        say(f"{human_bytes(status.bytes_read)} read, {human_bytes(rate)}/s, {status}{ahead}")
         self.last_s, self.last_bytes = now, status.bytes_read
-
-
-def _tokens(status: "Status") -> str:
-    return f"{human_count(status.tokens)} tokens, {status.shards} shards"
-
-
-def _files(status: "DownloadStatus") -> str:
-    return f"{status.files} of {status.files_total} files"

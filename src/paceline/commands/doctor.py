@@ -1,26 +1,70 @@
-"""`paceline doctor`."""
+"""`paceline doctor`: what this machine is, which back ends work on it, why not the others, what `auto` takes, and how
+the newest record would fit into its memory."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
+from paceline.commands.output import JsonArgs, answer
 from paceline.core.command_line import parse
+from paceline.core.environment import CodeVersion, Environment, code_version, environment
+from paceline.recipes.presets import preset
+
+if TYPE_CHECKING:
+    from paceline.core.probe import Choice, Verdict
+    from paceline.train.memory_trial import Outlook
 
 HELP = """Say what this machine can run, which back ends are usable, and why not the rest.
 
 example: paceline doctor --json"""
+RECORD = "r18-softcap"
+"""Whose memory fit is shown: the newest, in its full size."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorArgs:
-    json: bool = False
-    """For programs."""
+class Diagnosis:
+    code_version: CodeVersion
+    environment: Environment
+    back_ends: "list[Verdict]"
+    chosen: "dict[str, Choice]"
+    """What `auto` comes to: the device, the format of products, and the back end of each operation."""
+    fits: "dict[str, Outlook]"
+    """By preset, how a step would be cut to fit into memory."""
 
 
 def doctor(argv: Sequence[str]) -> int:
-    arguments = parse(DoctorArgs, argv, verb="doctor", description=HELP)
-    from paceline.report.doctor import as_text, diagnose
-
+    arguments = parse(JsonArgs, argv, verb="doctor", description=HELP)
     diagnosis = diagnose()
-    print(json.dumps(asdict(diagnosis), indent=1) if arguments.json else as_text(diagnosis))
-    return 0
+    return answer(asdict(diagnosis), lambda: print(as_text(diagnosis)), as_json=arguments.json)
+
+
+def diagnose() -> Diagnosis:
+    from paceline.core.probe import back_ends, choose_device, choose_products
+    from paceline.parallel.machine import choose_backends
+    from paceline.train.memory_trial import outlook
+
+    device = choose_device("auto")
+    products = choose_products("bf16", device.name)
+    record = preset(RECORD)
+    config = replace(record, train=replace(record.train, device="auto"))
+    backends, _ = choose_backends(config, device.name, "bf16" if products.name == "bf16" else "fp32")
+    return Diagnosis(
+        code_version=code_version(),
+        environment=environment(),  # after torch is loaded, so that it names the GPU in use
+        back_ends=back_ends(device.name),
+        chosen={"device": device, "products": products, **vars(backends)},
+        fits={RECORD: outlook(config)},
+    )
+
+
+def as_text(diagnosis: Diagnosis) -> str:
+    from paceline.analysis.facts import fact, version_line
+
+    fits = [row for name, fit in diagnosis.fits.items() for row in ((name, fit.plan), ("", fit.memory))]
+    sections = [
+        (version_line(diagnosis.code_version), [fact(name, value) for name, value in diagnosis.environment.items()]),
+        ("Usable here", [("yes" if v.usable else "no", f"{v.name:<18} {v.reason}") for v in diagnosis.back_ends]),
+        ("auto would take", [(what, f"{found.name:<18} {found.reason}") for what, found in diagnosis.chosen.items()]),
+        ("A step would fit as", fits),
+    ]
+    return "\n\n".join("\n".join([title, *(f"  {key:<18} {text}" for key, text in rows)]) for title, rows in sections)

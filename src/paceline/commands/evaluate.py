@@ -1,33 +1,33 @@
 """`paceline evaluate RUN`."""
 
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from paceline.commands.output import LINE_EVERY_S, answer, say
 from paceline.core.command_line import Bare, OptionalRun, parse
 from paceline.core.errors import PacelineError, naming_files
 from paceline.core.schema import to_dict
 from paceline.core.units import human_seconds
 from paceline.evaluate.config import SuiteConfig
 from paceline.metrics.card import POSITION_COLUMNS, Evaluation, add_evaluation, read_card
-from paceline.metrics.records import finite
+from paceline.metrics.console import plain_table
+from paceline.metrics.metrics_file import finite
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from paceline.evaluate.score import Progress as Told
 
 HELP = """Judge a trained run: validation loss, bits per byte of text files, loss by place in the document, HellaSwag,
 tasks of lm-evaluation-harness. The results go onto the run's card.
 
 example: paceline evaluate latest --text book.txt --hellaswag hellaswag_val.jsonl"""
-
-LINE_EVERY_S = 10.0
-"""Between two lines of progress where there is no terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,51 +57,32 @@ def evaluate(argv: Sequence[str]) -> int:
                     add_evaluation(run.folder.path, evaluation)
             except PacelineError as error:  # figures may have taken hours, and printing them needs no disk
                 not_kept = error
-    if arguments.json:
-        print(json.dumps(finite([to_dict(evaluation) for evaluation in found]), indent=1))
-    else:
-        _show(str(run.folder.path), run.step, found)
+    values = finite([to_dict(evaluation) for evaluation in found])
+    answer(values, lambda: _show(f"{run.folder.path} at step {run.step:,}", found), as_json=arguments.json)
     if not_kept is not None:
-        print(f"paceline: not all of this is on the run's card: {not_kept}", file=sys.stderr)
+        say(f"paceline: not all of this is on the run's card: {not_kept}")
     return 0
 
 
-def _show(name: str, step: int, found: Sequence[Evaluation]) -> None:
-    from rich.console import Console
-
+def _show(title: str, found: Sequence[Evaluation]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    console.print(f"{name} at step {step:,}", markup=False)
-    console.print(_figures(found))
+    console.print(title, markup=False)
+    table = plain_table("", "name", "figure", ">value", "of")
+    for evaluation in found:
+        counts = {unit: evaluation.of.get(unit) for unit in ("examples", "tokens", "bytes")}
+        amount = ", ".join(f"{count:,} {unit}" for unit, count in counts.items() if count is not None)
+        for figure, value in evaluation.figures.items():
+            shown = "-" if value is None else f"{value:.4f}"
+            table.add_row(evaluation.kind, evaluation.name, figure, shown, amount)
+    console.print(table)
     for evaluation in found:
         if evaluation.positions:
             console.print(f"\nloss by place in the document, {evaluation.kind} {evaluation.name}", markup=False)
             console.print(_places(evaluation))
 
 
-def _figures(found: Sequence[Evaluation]) -> "Table":
-    from rich.table import Table
-
-    table = Table("", "name", "figure", box=None, pad_edge=False)
-    table.add_column("value", justify="right")
-    table.add_column("of")
-    for evaluation in found:
-        for figure, value in evaluation.figures.items():
-            shown = "-" if value is None else f"{value:.4f}"
-            table.add_row(evaluation.kind, evaluation.name, figure, shown, _amount(evaluation))
-    return table
-
-
-def _amount(evaluation: Evaluation) -> str:
-    counts = {unit: evaluation.of.get(unit) for unit in ("examples", "tokens", "bytes")}
-    return ", ".join(f"{count:,} {unit}" for unit, count in counts.items() if count is not None)
-
-
-def _places(evaluation: Evaluation) -> "Table":
-    from rich.table import Table
-
-    table = Table("places", "window", box=None, pad_edge=False)
-    table.add_column("tokens", justify="right")
-    table.add_column("loss", justify="right")
+def _places(evaluation: Evaluation) -> Table:
+    table = plain_table("places", "window", ">tokens", ">loss")
     for row in evaluation.positions:
         at = dict(zip(POSITION_COLUMNS, row, strict=True))
         side = "none" if evaluation.of["window_tokens"] is None else ("inside" if at["inside_window"] else "beyond")
@@ -116,9 +97,6 @@ def show_progress() -> Iterator[Callable[[str], "Told"]]:
     if not sys.stderr.isatty():
         yield lambda what: ProgressLines(what, time.monotonic)
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
 
@@ -138,5 +116,5 @@ class ProgressLines:
         now = self.clock()
         if now - self.last_s >= LINE_EVERY_S and done:
             left = human_seconds((now - self.began_s) / done * (total - done))
-            print(f"{self.what}: {done:,} of {total:,}, {left} left", file=sys.stderr, flush=True)
+            say(f"{self.what}: {done:,} of {total:,}, {left} left")
             self.last_s = now

@@ -1,13 +1,24 @@
-"""`paceline presets` and `paceline diff`, without torch."""
+"""`paceline presets`, `diff` and `schedule`: what a preset is, without torch."""
 
-import json
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from rich.console import Console
+
+from paceline.commands.output import JsonArgs, answer
+from paceline.commands.train import base_config, parse_arguments
 from paceline.core.command_line import PresetName, parse
-from paceline.core.schema import Change, changes
-from paceline.recipes.catalogue import CatalogueEntry, catalogue
-from paceline.recipes.presets import preset
+from paceline.core.schema import Change
+from paceline.core.units import human_count
+from paceline.metrics.console import plain_table
+from paceline.recipes.catalogue import CatalogueEntry, catalogue, changes_between, listed
+from paceline.settings.groups import param_groups
+from paceline.settings.run import RunConfig
+from paceline.settings.schedule import StepSettings, tokens_before
+from paceline.settings.schedule import schedule as settings_of
+from paceline.settings.spec import describe
 
 PRESETS_HELP = """List the presets: what each one is, how large, how long, and what it changed.
 
@@ -15,35 +26,9 @@ example: paceline presets"""
 DIFF_HELP = """What changed between two presets.
 
 example: paceline diff r17-sparse-values r18-softcap"""
+SCHEDULE_HELP = """Print the schedule of a preset: batch size, windows, rates and momentum by stage.
 
-
-@dataclass(frozen=True, kw_only=True)
-class PresetsArgs:
-    json: bool = False
-    """For programs."""
-
-
-def presets(argv: Sequence[str]) -> int:
-    arguments = parse(PresetsArgs, argv, verb="presets", description=PRESETS_HELP)
-    entries = catalogue()
-    if arguments.json:
-        print(json.dumps([entry.as_json() for entry in entries], indent=1))
-    else:
-        _show_presets(entries)
-    return 0
-
-
-def _show_presets(entries: list[CatalogueEntry]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for heading in ("preset", "parameters", "steps", "tokens/step", "what it is"):
-        table.add_column(heading, justify="left" if heading in ("preset", "what it is") else "right")
-    for entry in entries:
-        sizes = (f"{entry.parameters:,}", f"{entry.steps:,}", f"{entry.tokens_per_step:,}")
-        table.add_row(entry.name, *sizes, entry.summary)
-    Console().print(table)
+example: paceline schedule r18-softcap --steps 266"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,29 +41,34 @@ class DiffArgs:
     """For programs."""
 
 
+def presets(argv: Sequence[str]) -> int:
+    arguments = parse(JsonArgs, argv, verb="presets", description=PRESETS_HELP)
+    entries = catalogue()
+    return answer([entry.as_json() for entry in entries], lambda: _show_presets(entries), as_json=arguments.json)
+
+
+def _show_presets(entries: list[CatalogueEntry]) -> None:
+    table = plain_table("preset", ">parameters", ">steps", ">tokens/step", "what it is")
+    for entry in entries:
+        sizes = (f"{entry.parameters:,}", f"{entry.steps:,}", f"{entry.tokens_per_step:,}")
+        table.add_row(entry.name, *sizes, entry.summary)
+    Console().print(table)
+
+
 def diff(argv: Sequence[str]) -> int:
     arguments = parse(DiffArgs, argv, verb="diff", description=DIFF_HELP)
-    found = [c for c in changes(preset(arguments.before), preset(arguments.after)) if c.field != "preset"]
-    if arguments.json:
-        print(json.dumps([{"field": c.field, "from": c.before, "to": c.after} for c in found], indent=1))
-    else:
-        _show_diff(arguments, found)
-    return 0
+    found = changes_between(arguments.before, arguments.after)
+    return answer(listed(found), lambda: _show_diff(arguments, found), as_json=arguments.json)
 
 
 def _show_diff(arguments: DiffArgs, found: list[Change]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for heading in ("switch", arguments.before, arguments.after):
-        table.add_column(heading)
+    table = plain_table("switch", arguments.before, arguments.after)
     for change in found:
-        table.add_row(change.field, shown(change.before), shown(change.after))
+        table.add_row(change.field, _shown(change.before), _shown(change.after))
     Console().print(table if found else f"{arguments.before} and {arguments.after} do not differ")
 
 
-def shown(value: object) -> str:
+def _shown(value: object) -> str:
     """A setting as a person would write it."""
     if isinstance(value, bool):
         return "on" if value else "off"
@@ -87,3 +77,51 @@ def shown(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "none"
     return "none" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def schedule(argv: Sequence[str]) -> int:
+    words = [word for word in argv if word != "--json"]
+    config = parse_arguments(words, base_config(words), verb="schedule", description=SCHEDULE_HELP).config
+    rows = _stretches(config)
+    return answer(rows, lambda: _show_schedule(config, rows), as_json="--json" in argv)
+
+
+def _stretches(config: RunConfig) -> list[dict[str, Any]]:
+    """A row for each stretch of steps in which nothing but rates and momentum changes."""
+    steps = (settings_of(config, step) for step in range(config.steps))
+    parts = itertools.groupby(steps, lambda at: (at.stage, at.sequences, at.windows, at.loss_weights))
+    return [_stretch(config, part[0], part[-1]) for part in (list(group) for _, group in parts)]
+
+
+def _stretch(config: RunConfig, first: StepSettings, last: StepSettings) -> dict[str, Any]:
+    """Stages count from 1, steps from 0; pairs are values at the first and at the last step."""
+    return {
+        "stage": first.stage + 1,
+        "first": first.step,
+        "last": last.step,
+        "tokens_per_step": first.sequences * config.batch.sequence_tokens,
+        "tokens": tokens_before(config, last.step + 1) - tokens_before(config, first.step),
+        "windows": first.windows,
+        "lr_scale": [first.lr_scale, last.lr_scale],
+        "momentum": [max(group.momentum for group in end.groups.values()) for end in (first, last)],
+        "loss_weights": first.loss_weights,
+    }
+
+
+def _show_schedule(config: RunConfig, rows: list[dict[str, Any]]) -> None:
+    table = plain_table(">stage", ">steps", ">tokens/step", ">tokens", ">windows", ">lr scale", ">momentum")
+    for row in rows:
+        windows = " / ".join(f"{window:,}" for window in row["windows"].values()) or "none"
+        steps, tokens = f"{row['first']:,} to {row['last']:,}", human_count(row["tokens"])
+        ranges = (_range(*row["lr_scale"]), _range(*row["momentum"]))
+        table.add_row(str(row["stage"]), steps, f"{row['tokens_per_step']:,}", tokens, windows, *ranges)
+    groups = plain_table("group", "rule", ">base rate", ">beta1", ">beta2", ">decay", ">moves")
+    for group in param_groups(config.optim, describe(config.model).groups).values():
+        betas = ("", "") if group.rule == "muon" else (f"{group.beta1:g}", f"{group.beta2:g}")
+        moves = "every step" if group.every == 1 else f"every {group.every} steps"
+        groups.add_row(group.name, group.rule, f"{group.lr:.4g}", *betas, f"{group.weight_decay:g}", moves)
+    Console().print(table, "", groups, sep="\n")
+
+
+def _range(*ends: float) -> str:
+    return " to ".join(dict.fromkeys(f"{end:.3f}" for end in ends))

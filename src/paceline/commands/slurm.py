@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import UserError
-from paceline.parallel.config import SlurmConfig
+from paceline.settings.parallel import SlurmConfig
 
 
 def submit(argv: Sequence[str], config: SlurmConfig, *, name: str) -> Any:
@@ -56,8 +56,7 @@ class SlurmChild:
     def ask_to_stop(self) -> None:
         self.job.cancel()  # Slurm's signal is heard as Ctrl-C is
 
-    def kill(self) -> None:
-        self.job.cancel()
+    kill = ask_to_stop
 
 
 def _submitit() -> Any:

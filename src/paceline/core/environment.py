@@ -1,7 +1,7 @@
 """What a run ran on, in plain strings and numbers, and which code ran. No host, user or folder names: cards are shared.
 
-torch is not imported for this: its version comes from the package's metadata and the GPU from nvidia-smi. Only where
-torch is in the process already is it asked for the GPU that it uses.
+torch is not imported for this: its version comes from the package's metadata and the GPU from nvidia-smi, or from torch
+where it is loaded already.
 """
 
 import contextlib
@@ -27,7 +27,6 @@ ANSWER_S = 10
 @dataclass(frozen=True, kw_only=True)
 class CodeVersion:
     version: str
-    """Of the package."""
     commit: str | None = None
     """Of the checkout the package is imported from; None for an installed one."""
     dirty: bool | None = None
@@ -71,9 +70,7 @@ def cpu_model() -> str:
 
 def usable_cores() -> int:
     """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_bytes() -> int | None:
@@ -120,9 +117,8 @@ def code_version() -> CodeVersion:
         return CodeVersion(version=paceline.__version__)
     commit = answer_of("git", "-C", str(package), "rev-parse", "HEAD")
     changed = answer_of("git", "-C", str(package), "status", "--porcelain", "--", str(package))
-    return CodeVersion(
-        version=paceline.__version__, commit=commit or None, dirty=None if changed is None else changed != ""
-    )
+    dirty = None if changed is None else changed != ""
+    return CodeVersion(version=paceline.__version__, commit=commit or None, dirty=dirty)
 
 
 @functools.cache

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 
 class PacelineError(Exception):
-    """Base of all errors that are one line for the user. Raised itself for a failure that is not the user's doing (a
-    full disk, a lost rank)."""
+    """One line for the user. Raised itself for a failure that is not the user's doing (a full disk, a lost rank)."""
 
     exit_code = 1
     told: bool | None = None

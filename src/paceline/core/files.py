@@ -80,3 +80,18 @@ def cache_folder() -> Path:
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "paceline"
+
+
+def read_cache(name: str) -> dict[str, Any]:
+    """What `remember` has kept under this file name. A file that is missing or damaged remembers nothing."""
+    try:
+        known = json.loads((cache_folder() / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def remember(name: str, key: str, value: Any) -> None:
+    """A cache that cannot be written costs a trial each time, nothing else."""
+    with contextlib.suppress(OSError):
+        write_json(cache_folder() / name, {**read_cache(name), key: value})

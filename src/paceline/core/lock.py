@@ -1,8 +1,8 @@
 """One process writes a folder: a run's, by its first rank, or that of data. No torch.
 
-The lock is flock's, on a file of its own: a folder cannot be locked over NFS, which wants a file opened for writing. It
-goes with the process, however that ends; neither commands that it starts nor forks keep it. Who ends well takes the
-file away. Where the file system or the platform has no such lock, a second writer goes unnoticed.
+By flock on a file of its own, since NFS wants a file opened for writing. The lock goes with the process, however that
+ends; neither commands that it starts nor forks keep it. A process that ends well removes the file. Where there are no
+locks, a second writer goes unnoticed.
 """
 
 import contextlib
@@ -26,8 +26,7 @@ _held: set[int] = set()
 
 @contextlib.contextmanager
 def only_writer(folder: Path, busy: PacelineError) -> Iterator[None]:
-    """No other process, nor this one a second time, enters the same block for this folder meanwhile: `busy` is raised
-    there."""
+    """Raises `busy` where another process, or this one a second time, enters the block for the same folder."""
     handle = _locked(folder, busy)
     if handle is None:
         yield
@@ -50,38 +49,24 @@ def _end(handle: int, folder: Path) -> None:
 
 def _locked(folder: Path, busy: PacelineError) -> int | None:
     """None: there can be no lock here. A folder that cannot be written is told by whoever writes next."""
-    if fcntl is None:
-        return None
-    while True:
+    while fcntl is not None:
         try:
             handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError:
             return None
-        if not _flock(handle, busy):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise busy from None
+        except OSError:  # the file system has no locks
             _end(handle, folder)
             return None
-        if _is_at(handle, folder / LOCK_FILE):
-            return handle
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(handle), os.stat(folder / LOCK_FILE)):
+                return handle
         os.close(handle)  # the one that held it has ended, and its file with it
-
-
-def _flock(handle: int, busy: PacelineError) -> bool:
-    """False: the file system has no locks."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise busy from None
-    except OSError:
-        return False
-    return True
-
-
-def _is_at(handle: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
-    except OSError:
-        return False
+    return None
 
 
 @functools.cache

@@ -1,8 +1,5 @@
-"""What a server for this machine alone owes its user's browser.
-
-A page of another site may send a browser here under a name of its own, so requests that ask for another host are
-refused; and no page may be framed, guessed at or kept.
-"""
+"""Protection of a server for this machine alone. A page of another site may send a browser here under its own name, so
+requests that ask for another host are refused; and no page may be framed, sniffed or cached."""
 
 LOOPBACK = "127.0.0.1"
 HOSTS = frozenset({LOOPBACK, "localhost", "[::1]"})

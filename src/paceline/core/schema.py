@@ -55,10 +55,8 @@ def from_dict(cls: type[T], data: Any, *, at: str = "") -> T:
         raise ConfigError(f"{at or cls.__name__}: {error}") from None
 
 
-@functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    """Evaluating them takes as long as all the rest of reading a config."""
-    return typing.get_type_hints(cls)
+_hints = functools.cache(typing.get_type_hints)
+"""Evaluating them takes as long as all the rest of reading a config."""
 
 
 def _typed(hint: Any, value: Any, at: str) -> Any:
@@ -105,14 +103,9 @@ def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def changes(before: Any, after: Any) -> list[Change]:
     """The leaves in which two configs of one type differ. A record is this list."""
-    old = dict(flatten(before))
-    new = dict(flatten(after))
-    names = list(new) + [name for name in old if name not in new]  # optional sub-configs may exist on one side only
-    return [
-        Change(field=name, before=old.get(name), after=new.get(name))
-        for name in names
-        if old.get(name) != new.get(name)
-    ]
+    old, new = dict(flatten(before)), dict(flatten(after))
+    both = {name: (old.get(name), new.get(name)) for name in (new | old)}  # optional sub-configs: on one side only
+    return [Change(field=name, before=was, after=now) for name, (was, now) in both.items() if was != now]
 
 
 MAX_JSON_BYTES = 256 << 20

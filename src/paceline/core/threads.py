@@ -7,6 +7,6 @@ SPINS = "5000"
 slower; sleeping sooner costs 3 % when alone."""
 
 
-def sleep_sooner() -> None:
+def limit_openmp_spin() -> None:
     """To be called before torch is first imported, which reads it then. What the user has set stays."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)

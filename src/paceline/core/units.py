@@ -10,9 +10,9 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def human_bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
+    for unit, digits in (("B", 0), ("KiB", 1), ("MiB", 1)):
         if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+            return f"{count:.{digits}f} {unit}"
         count /= 1024
     return f"{count:.2f} GiB"
 
@@ -28,8 +28,7 @@ def human_seconds(seconds: float) -> str:
 
 def human_count(count: float) -> str:
     """1,234 · 12.3 K · 124 M · 3.25 B."""
-    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e4)):
-        if count >= size:
-            scaled = count / (1e3 if unit == "K" else size)
-            return f"{scaled:.3g} {unit}"
+    for unit, least, size in (("B", 1e9, 1e9), ("M", 1e6, 1e6), ("K", 1e4, 1e3)):
+        if count >= least:
+            return f"{count / size:.3g} {unit}"
     return f"{count:,.0f}"

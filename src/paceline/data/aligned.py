@@ -28,15 +28,14 @@ class Layout:
 
 
 @dataclass(frozen=True, eq=False)
-class AlignedCorpus:
-    corpus: Corpus
-    end_of_text: int
+class AlignedCorpus(Corpus):
+    end_of_text: int = 0
 
     grain = BLOCK_TOKENS
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
-        return tuple(layout_of(shard, self.end_of_text) for shard in self.corpus.shards)
+        return tuple(layout_of(shard, self.end_of_text) for shard in self.shards)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -44,17 +43,16 @@ class AlignedCorpus:
 
     def take(self, windows: np.ndarray, sequence_tokens: int) -> Batch:
         """As `Corpus.take`, in places of the padded stream."""
-        shape = (len(windows), sequence_tokens)
-        tokens = np.full(shape, self.end_of_text, dtype=np.int32)
-        targets = np.full(shape, IGNORED_TARGET, dtype=np.int64)
+        tokens = np.full((len(windows), sequence_tokens), self.end_of_text, dtype=np.int32)
+        targets = np.full_like(tokens, IGNORED_TARGET, dtype=np.int64)
         for row, (shard, start) in enumerate(windows.tolist()):
             self._fill(tokens[row], targets[row], shard, start)
-        self.corpus.check_ids(np.maximum(tokens, targets), windows)
+        self.check_ids(np.maximum(tokens, targets), windows)
         return Batch(tokens=tokens, targets=targets)
 
     def _fill(self, tokens: np.ndarray, targets: np.ndarray, shard: int, start: int) -> None:
         """Copy the pieces that overlap [start, start + T) into their places; gaps keep what they were filled with."""
-        layout, stream = self.layouts[shard], self.corpus.shards[shard].tokens
+        layout, stream = self.layouts[shard], self.shards[shard].tokens
         stop = start + len(tokens)
         first = int(np.searchsorted(layout.places, start, side="right")) - 1
         last = int(np.searchsorted(layout.places, stop, side="left"))
@@ -62,9 +60,8 @@ class AlignedCorpus:
             place, source = int(layout.places[piece]), int(layout.sources[piece])
             low, high = max(start, place), min(stop, place + int(layout.lengths[piece]))
             if low < high:
-                inputs = stream[source + low - place : source + high - place]
+                tokens[low - start : high - start] = stream[source + low - place : source + high - place]
                 follows = stream[source + low - place + 1 : source + high - place + 1]
-                tokens[low - start : high - start] = inputs
                 targets[low - start : low - start + len(follows)] = follows  # a shard's last token has no successor
 
 

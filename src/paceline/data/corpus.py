@@ -8,14 +8,11 @@ that opening never reads the data (10 ms for a hundred shards).
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from paceline.core.errors import DataError
-from paceline.data.public import how_to_get
-from paceline.data.shards import HEADER_BYTES, Shard, check_vocabulary, open_shard
+from paceline.data.shards import HEADER_BYTES, Shard
 
 SAMPLES_PER_SHARD = 16
 SAMPLE_TOKENS = 2048
@@ -31,25 +28,13 @@ class Batch:
     targets: np.ndarray
 
 
-class Source(Protocol):
-    """What windows are cut from: lengths per shard, and the multiple at which a window may start."""
-
-    @property
-    def lengths(self) -> tuple[int, ...]: ...
-
-    @property
-    def grain(self) -> int: ...
-
-    def take(self, windows: np.ndarray, sequence_tokens: int) -> Batch: ...
-
-
 @dataclass(frozen=True, eq=False)
 class Corpus:
     shards: tuple[Shard, ...]
     vocab_size: int | None = None
     """Ids must be below; None: not checked."""
 
-    grain = 1
+    grain = 1  # windows start at multiples of it
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -62,10 +47,8 @@ class Corpus:
     @cached_property
     def fingerprint(self) -> str:
         """Changes when a shard, or the order of shards, does. See the module head for how sure that is."""
-        digest = hashlib.blake2b(digest_size=16)
-        for shard in self.shards:
-            digest.update(_content_hash(shard).encode())
-        return digest.hexdigest()
+        hashes = "".join(map(_content_hash, self.shards))
+        return hashlib.blake2b(hashes.encode(), digest_size=16).hexdigest()
 
     def take(self, windows: np.ndarray, sequence_tokens: int) -> Batch:
         """Cut `windows`, (S, 2) rows of (shard, first token), to `sequence_tokens` tokens and one more as target."""
@@ -85,24 +68,6 @@ class Corpus:
                 f"{self.shards[shard].path}: among the tokens from {start:,} on is id {int(rows[row].max())}, not "
                 f"below the vocabulary of {self.vocab_size:,}; `paceline verify` says whether the file is damaged"
             )
-
-
-def open_corpus(folder: Path | str, pattern: str, vocab_size: int) -> Corpus:
-    """Open the shards in `folder` that match `pattern`, in sorted name order, and check their ids."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise DataError(f"{folder}: not a folder; --data.dir names one with shards, {how_to_get(folder)}")
-    paths = sorted(path for path in folder.glob(pattern) if path.is_file())
-    if not paths:
-        others = len(list(folder.glob("*.bin")))
-        raise DataError(
-            f"{folder}: no shard matches {pattern!r} ({others} other .bin files there); change the pattern "
-            f"(--data.train, --data.val), or {how_to_get(folder)}"
-        )
-    shards = tuple(open_shard(path) for path in paths)
-    for shard in shards:
-        check_vocabulary(shard, vocab_size)
-    return Corpus(shards=shards, vocab_size=vocab_size)
 
 
 def _content_hash(shard: Shard) -> str:

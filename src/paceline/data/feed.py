@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, from_numpy
+from torch.cuda import Event, Stream
 
 from paceline.data.corpus import Batch
 
@@ -27,41 +28,26 @@ class DeviceBatch:
 
 def feed(stream: Iterable[tuple[Batch, Tag]], device: torch.device) -> Iterator[tuple[DeviceBatch, Tag]]:
     """Each batch on `device`, with whatever came with it (the cursor)."""
-    if device.type == "cuda":
-        yield from _feed_cuda(stream, device)
-        return
-    for batch, tag in stream:
-        yield _from_numpy(batch), tag
+    host = ((DeviceBatch(from_numpy(batch.tokens), from_numpy(batch.targets)), tag) for batch, tag in stream)
+    return _feed_cuda(host, device) if device.type == "cuda" else host
 
 
-def _from_numpy(batch: Batch) -> DeviceBatch:
-    return DeviceBatch(tokens=torch.from_numpy(batch.tokens), targets=torch.from_numpy(batch.targets))
+def _feed_cuda(host: Iterable[tuple[DeviceBatch, Tag]], device: torch.device) -> Iterator[tuple[DeviceBatch, Tag]]:
+    copies = Stream(device)  # type: ignore[no-untyped-call]
+    started = ((*_start_copy(batch, copies, device), tag) for batch, tag in host)
+    ahead = next(started, None)
+    while ahead is not None:
+        batch, copied, tag = ahead
+        ahead = next(started, None)
+        current = torch.cuda.current_stream(device)
+        current.wait_event(copied)
+        batch.tokens.record_stream(current)  # tells the allocator that this stream uses the memory
+        batch.targets.record_stream(current)
+        yield batch, tag
 
 
-def _feed_cuda(stream: Iterable[tuple[Batch, Tag]], device: torch.device) -> Iterator[tuple[DeviceBatch, Tag]]:
-    copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    ahead: tuple[DeviceBatch, torch.cuda.Event, Tag] | None = None
-    for batch, tag in stream:
-        started = (*_start_copy(batch, copies, device), tag)
-        if ahead is not None:
-            yield _hand_over(ahead[0], ahead[1], device), ahead[2]
-        ahead = started
-    if ahead is not None:
-        yield _hand_over(ahead[0], ahead[1], device), ahead[2]
-
-
-def _start_copy(batch: Batch, copies: torch.cuda.Stream, device: torch.device) -> tuple[DeviceBatch, torch.cuda.Event]:
-    host = _from_numpy(batch)
+def _start_copy(batch: DeviceBatch, copies: Stream, device: torch.device) -> tuple[DeviceBatch, Event]:
     with torch.cuda.stream(copies):
-        tokens = host.tokens.pin_memory().to(device, non_blocking=True)
-        targets = host.targets.pin_memory().to(device, non_blocking=True)
-        return DeviceBatch(tokens=tokens, targets=targets), copies.record_event()
-
-
-def _hand_over(batch: DeviceBatch, copied: torch.cuda.Event, device: torch.device) -> DeviceBatch:
-    """Order the current stream after the copy, and tell the allocator that this stream uses the memory."""
-    current = torch.cuda.current_stream(device)
-    current.wait_event(copied)
-    batch.tokens.record_stream(current)
-    batch.targets.record_stream(current)
-    return batch
+        tokens = batch.tokens.pin_memory().to(device, non_blocking=True)
+        targets = batch.targets.pin_memory().to(device, non_blocking=True)
+        return DeviceBatch(tokens, targets), copies.record_event()

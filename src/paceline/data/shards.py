@@ -6,7 +6,6 @@ size is compared with the header before anything is mapped, so a header that lie
 never the tokens: comparing the hash (0.5 GB/s a core) is the business of `verify`.
 """
 
-import hashlib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.core.errors import ConfigError, DataError
-from paceline.core.files import atomic_write, write_json
-from paceline.core.schema import from_dict, read_json, to_dict
+from paceline.core.schema import from_dict, read_json
 
 MAGIC = 20240520
 VERSION = 1
@@ -24,10 +22,8 @@ HEADER_BYTES = HEADER_WORDS * 4
 TOKEN_DTYPE = np.dtype("<u2")
 MAX_VOCAB_SIZE = 65_535
 """Largest vocabulary whose ids, and one to spare, fit into uint16."""
-MAX_SHARD_TOKENS = 2**31 - 1
-"""The header counts tokens in an int32."""
 SCAN_TOKENS = 1 << 22
-"""Tokens looked at in one go when a whole shard is scanned: 8 MiB, which stays in the cache."""
+"""Tokens compared in one go when a whole shard is searched: 8 MiB, which stays in the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,19 +83,12 @@ def _token_count(path: Path) -> int:
         raise DataError(f"{path}: word 1 is {version}; only shards of version {VERSION} (uint16 ids) can be read")
     if count < 1:
         raise DataError(f"{path}: word 2 counts {count:,} tokens; an empty shard cannot be trained on, delete it")
-    _check_size(path, size, count)
+    if size != (expected := HEADER_BYTES + count * TOKEN_DTYPE.itemsize):
+        raise DataError(
+            f"{path}: {size:,} bytes, but its header counts {count:,} tokens, which take {expected:,}; the file is "
+            f"{'truncated' if size < expected else 'too long'}, fetch or prepare it again"
+        )
     return count
-
-
-def _check_size(path: Path, size: int, count: int) -> None:
-    expected = HEADER_BYTES + count * TOKEN_DTYPE.itemsize
-    if size == expected:
-        return
-    state = "truncated" if size < expected else "too long"
-    raise DataError(
-        f"{path}: {size:,} bytes, but its header counts {count:,} tokens, which take {expected:,}; "
-        f"the file is {state}, fetch or prepare it again"
-    )
 
 
 def manifest_path(path: Path) -> Path:
@@ -118,42 +107,16 @@ def read_manifest(path: Path) -> ShardManifest | None:
         raise DataError(f"{at}{error}; delete it to read the shard without its manifest") from None
 
 
-def write_shard(path: Path, tokens: np.ndarray, *, documents: int, tokenizer: str) -> ShardManifest:
-    """Write shard and manifest, each wholly or not at all. A manifest never stands beside a shard it does not fit."""
-    if not 0 < len(tokens) <= MAX_SHARD_TOKENS:
-        raise DataError(f"{path}: a shard holds 1 to {MAX_SHARD_TOKENS:,} tokens, not {len(tokens):,}")
-    header = np.zeros(HEADER_WORDS, dtype="<i4")
-    header[:3] = MAGIC, VERSION, len(tokens)
-    parts = [header.data, np.ascontiguousarray(tokens, dtype=TOKEN_DTYPE).data]
-    digest = hashlib.blake2b(digest_size=16)
-    manifest_path(path).unlink(missing_ok=True)
-    with atomic_write(path) as file:
-        for part in parts:
-            digest.update(part)
-            file.write(part)
-    manifest = ShardManifest(
-        tokens=len(tokens),
-        documents=documents,
-        max_token=int(tokens.max()),
-        tokenizer=tokenizer,
-        blake2b=digest.hexdigest(),
-    )
-    write_json(manifest_path(path), to_dict(manifest))
-    return manifest
-
-
 def check_vocabulary(shard: Shard, vocab_size: int) -> None:
     """Raise DataError at the first token id that is not below `vocab_size`. A manifest answers without a scan."""
     if shard.manifest is not None and shard.manifest.max_token < vocab_size:
         return
-    for start in range(0, len(shard), SCAN_TOKENS):
-        chunk = shard.tokens[start : start + SCAN_TOKENS]
-        if int(chunk.max()) >= vocab_size:
-            place = start + int(np.argmax(chunk >= vocab_size))
-            raise DataError(
-                f"{shard.path}: token {place:,} has id {int(shard.tokens[place])}, not below the vocabulary of "
-                f"{vocab_size:,}; use the vocabulary the shard was made with or prepare the data again"
-            )
+    if int(shard.tokens.max()) >= vocab_size:
+        place = int(np.argmax(shard.tokens >= vocab_size))
+        raise DataError(
+            f"{shard.path}: token {place:,} has id {int(shard.tokens[place])}, not below the vocabulary of "
+            f"{vocab_size:,}; use the vocabulary the shard was made with or prepare the data again"
+        )
 
 
 def made_with_another(shards: Iterable[Shard], identity: Collection[str]) -> Shard | None:
@@ -162,11 +125,6 @@ def made_with_another(shards: Iterable[Shard], identity: Collection[str]) -> Sha
         if shard.manifest and shard.manifest.tokenizer and shard.manifest.tokenizer not in identity:
             return shard
     return None
-
-
-def max_token(shard: Shard) -> int:
-    """The largest token id, by looking at all of them."""
-    return max(int(shard.tokens[start : start + SCAN_TOKENS].max()) for start in range(0, len(shard), SCAN_TOKENS))
 
 
 def positions_of(shard: Shard, token: int) -> np.ndarray:

@@ -1,24 +1,9 @@
-"""When and on what the model is judged. No torch."""
+"""How text is drawn, what a finished run is judged on, and what a server accepts. No torch."""
 
 import math
 from dataclasses import dataclass
 
 from paceline.core.errors import ConfigError
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
-    every: int | None = 125
-    """Steps between two validations, the first before step 0; None: only at the end. One always follows the last
-    step."""
-    tokens: int = 10_485_760
-    """Tokens from the start of the validation data, rounded down to whole sequences; 0: all of them."""
-
-    def __post_init__(self) -> None:
-        if self.every is not None and self.every < 1:
-            raise ConfigError(f"--evaluate.every {self.every} must be at least 1; None validates only at the end")
-        if self.tokens < 0:
-            raise ConfigError(f"--evaluate.tokens {self.tokens} is negative; 0 means all of the validation data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,3 +57,23 @@ class SuiteConfig:
             raise ConfigError(f"--tasks-dir {self.tasks_dir}: say which of its tasks with --tasks")
         if not (self.validation or self.text or self.hellaswag or self.tasks):
             raise ConfigError("--no-validation leaves nothing to judge; add --text, --hellaswag or --tasks")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    max_streams: int = 16
+    """Texts written at the same time; each has a slot of the key/value cache, which is allocated at the start."""
+    max_queue: int = 64
+    """Texts that may wait for a slot; one more is answered with status 429."""
+    max_tokens: int | None = None
+    """Prompt and new tokens of one text at most; None: as many as the model has positions for."""
+    max_body_bytes: int = 1 << 20
+    """Size of a request."""
+    timeout_s: float = 300.0
+    """From a request's arrival to the end of its last text, waiting included."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_streams", "max_queue", "max_tokens", "max_body_bytes", "timeout_s"):
+            value = getattr(self, name)
+            if value is not None and not value > (-1 if name == "max_queue" else 0):
+                raise ConfigError(f"--{name.replace('_', '-')} {value} is too small; leave it out for the default")

@@ -8,6 +8,7 @@ those; so windows, blocks and documents mean the same as in training, also past 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,10 +16,11 @@ from torch import Tensor
 from paceline.core.errors import UserError
 from paceline.core.units import BLOCK_TOKENS, round_up
 from paceline.kernels.attention import attend_dense
-from paceline.model.attention import Turn
-from paceline.model.dtypes import torch_dtype
+from paceline.model.attention import attention_of
 from paceline.model.gpt import GPT
-from paceline.model.masks import MaskRule, allowed, document_ids
+from paceline.model.masks import MaskRule, Windows, allowed, document_ids, window_tensor
+from paceline.model.ops import torch_dtype
+from paceline.settings.model import LayerConfig, WindowKind
 
 PIECE_TOKENS = 256
 """A longer prompt is fed in pieces of so many tokens; a ring has room for one beside what the window reaches."""
@@ -61,21 +63,21 @@ def plan_plainly(place: Place, scale: float) -> AttendOver:
 class Decoder:
     """A model with a cache for `slots` sequences of up to `max_tokens`."""
 
-    def __init__(self, model: GPT, *, window: int, max_tokens: int, slots: int = 1) -> None:
+    def __init__(self, model: GPT, *, windows: Windows, max_tokens: int, slots: int = 1) -> None:
         c, device = model.config, model.embeddings.token.device
         check_length(model, max_tokens)
-        self.model, self.rule, self.max_tokens = model, MaskRule.of(c), max_tokens
-        self.window = torch.tensor(window, device=device)
-        reach = max_tokens if c.window.unit == "none" else round_up(window, BLOCK_TOKENS)
+        self.model, self.rule, self.max_tokens, self.device = model, MaskRule.of(c), max_tokens, device
+        kinds: list[WindowKind] = list(c.windows) or ["short"]
+        self.windows = dict(zip(kinds, window_tensor(windows, device).unbind(), strict=True))
+        reach = round_up(max(windows), BLOCK_TOKENS) if windows else max_tokens
         self.cells = min(max_tokens, reach + PIECE_TOKENS)
         self.lengths = [0] * slots
         self.positions = torch.full((slots, self.cells), NOWHERE, device=device)
         self.documents = torch.zeros(slots, self.cells, dtype=torch.int32, device=device)
-        shape, dtype = (slots, self.cells, c.kv_heads, c.head_dim), torch_dtype(c.precision.compute)
-        attending = [layer for layer in range(c.num_layers) if layer not in c.attentionless]
-        self.keys, self.values = (
-            {layer: torch.zeros(shape, dtype=dtype, device=device) for layer in attending} for _ in range(2)
-        )
+        rooms = {layer.index: layer.attention for layer in c.layers if layer.attention is not None}
+        put = partial(torch.zeros, dtype=torch_dtype(c.precision.compute), device=device)
+        self.keys = {index: put(slots, self.cells, s.kv_heads, s.qk_dim) for index, s in rooms.items()}
+        self.values = {index: put(slots, self.cells, s.kv_heads, s.v_dim) for index, s in rooms.items()}
 
     def free(self, slot: int) -> None:
         """Make a slot ready for another sequence. Old keys stay and are never seen."""
@@ -84,7 +86,7 @@ class Decoder:
 
     @torch.inference_mode()
     def feed(self, tokens_BT: Tensor, *, first: int = 0, live: Sequence[bool] | None = None) -> Tensor:
-        """Append T tokens to B slots from `first` on; the logits that follow the last of them, (B, head rows) fp32.
+        """Append T tokens to B slots from `first` on; the logits that follow the last of them, (B, vocabulary) fp32.
 
         A slot that is not `live` is computed along with its neighbours, which is cheaper than copying theirs together,
         but does not advance: what it wrote lies where its own next token will overwrite it before any query sees it."""
@@ -99,7 +101,7 @@ class Decoder:
             x = self.append(piece, torch.tensor(starts, device=piece.device), first=first, used=used)
             for slot in living:
                 self.lengths[slot] += piece.size(1)
-        return self.model.head_of(x[:, -1:])[:, 0]
+        return self.model.head_of(x[:, -1:])[:, 0, : self.model.config.vocab_size]  # padding columns are no tokens
 
     def append(
         self, tokens_BT: Tensor, starts_B: Tensor, *, first: int, used: int, plan: PlanOver = plan_plainly
@@ -116,20 +118,23 @@ class Decoder:
         self.positions[slots, cells] = queries
         self.documents[slots, cells] = documents
         seen_at, seen_in = self.positions[rows, None, :used], self.documents[rows, None, :used]
-        mask = allowed(self.rule, queries[:, :, None], seen_at, documents[:, :, None], seen_in, self.window)
-        over = plan(Place(first, slots * self.cells + cells, mask), self.model.config.head_dim**-0.5)
+        made: dict[tuple[WindowKind, float], AttendOver] = {}
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return over(q, k, v, self.keys[layer], self.values[layer])
+        def attend(layer: LayerConfig, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            s = attention_of(layer)
+            if (s.window, s.scale) not in made:
+                window = self.windows[s.window]
+                mask = allowed(self.rule, queries[:, :, None], seen_at, documents[:, :, None], seen_in, window)
+                made[s.window, s.scale] = plan(Place(first, slots * self.cells + cells, mask), s.scale)
+            return made[s.window, s.scale](q, k, v, self.keys[layer.index], self.values[layer.index])
 
-        turn = Turn(self.model.rotary_cos[queries], self.model.rotary_sin[queries])
-        return self.model.stream(tokens_BT, attend, turn)
+        return self.model.stream(tokens_BT, attend, queries)
 
 
 @torch.no_grad()
-def logits_without_cache(model: GPT, tokens_BT: Tensor, *, window: int) -> Tensor:
+def logits_without_cache(model: GPT, tokens_BT: Tensor, *, windows: Windows) -> Tensor:
     """The same logits by a whole forward pass: the definition that the cache must equal."""
-    return model.logits(tokens_BT, torch.tensor(window, device=tokens_BT.device))[:, -1]
+    return model.logits(tokens_BT, window_tensor(windows, tokens_BT.device))[:, -1, : model.config.vocab_size]
 
 
 def check_length(model: GPT, tokens: int) -> None:

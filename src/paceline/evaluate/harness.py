@@ -5,6 +5,7 @@ Names, data and metrics of a task are the harness's business; `harness_model.py`
 
 import contextlib
 import difflib
+import itertools
 import numbers
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,14 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import ConfigError, UserError
+from paceline.evaluate.config import SuiteConfig
 from paceline.evaluate.load import LoadedRun
-from paceline.evaluate.score import Progress
+from paceline.evaluate.score import Progress, silent
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
 BOOTSTRAP_DRAWS = 1_000
 """For the standard error of metrics that have no formula for it; the harness's 100,000 take minutes."""
+
+UNFIT = {
+    "UNSAFE_CODE": "runs code that the model writes, which paceline does not",
+    "MULTIMODAL": "shows pictures to the model, which reads text only",
+}
+"""Marks of tasks that the harness would refuse as well, in the middle of the work."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +55,10 @@ def open_tasks(names: Sequence[str], folder: Path | None) -> "TaskManager":
             raise ConfigError(f"--tasks {name}: no such task{_hint(name, manager.all_tasks, folder)}")
         with _named("--tasks", name):
             loaded = manager.load([name])["tasks"]
-        for task in loaded.values():
-            _check_fits(name, task)
+        for task, (mark, reason) in itertools.product(loaded.values(), UNFIT.items()):
+            if getattr(task, mark, False):
+                raise ConfigError(f"--tasks {name}: {reason}; choose another")
     return manager
-
-
-def _check_fits(name: str, task: Any) -> None:
-    """The harness would refuse these as well, in the middle of the work."""
-    if getattr(task, "UNSAFE_CODE", False):
-        raise ConfigError(f"--tasks {name}: runs code that the model writes, which paceline does not; choose another")
-    if getattr(task, "MULTIMODAL", False):
-        raise ConfigError(f"--tasks {name}: shows pictures to the model, which reads text only; choose another")
 
 
 def _hint(name: str, known: Sequence[str], folder: Path | None) -> str:
@@ -80,14 +81,7 @@ def _named(flag: str, value: object) -> Iterator[None]:
 
 
 def judge_tasks(
-    run: LoadedRun,
-    manager: "TaskManager",
-    names: Sequence[str],
-    *,
-    most_tokens: int,
-    fewshot: int | None,
-    limit: int | None,
-    progress: Progress = lambda done, total: None,
+    run: LoadedRun, manager: "TaskManager", config: SuiteConfig, *, most_tokens: int, progress: Progress = silent
 ) -> list[TaskResult]:
     """A result per task; a group of tasks gives one for each member and, where it averages them, its own."""
     from lm_eval import simple_evaluate
@@ -97,10 +91,10 @@ def judge_tasks(
     with contextlib.redirect_stdout(sys.stderr):  # where the harness prints, --json must be alone
         found = simple_evaluate(
             model=HarnessModel(run, most_tokens=most_tokens, progress=progress),
-            tasks=list(names),
+            tasks=list(config.tasks),
             task_manager=manager,
-            num_fewshot=fewshot,
-            limit=limit,
+            num_fewshot=config.fewshot,
+            limit=config.limit,
             bootstrap_iters=BOOTSTRAP_DRAWS,
             log_samples=False,
         )

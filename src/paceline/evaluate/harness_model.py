@@ -9,9 +9,9 @@ from typing import Any
 from lm_eval.api.model import TemplateLM
 
 from paceline.evaluate.config import SamplingConfig
-from paceline.evaluate.generate import generate
+from paceline.evaluate.generate import TextStream, generate
 from paceline.evaluate.load import LoadedRun
-from paceline.evaluate.score import Progress, Row, Score, cut_to, score_rows
+from paceline.evaluate.score import Progress, Row, Score, cut_to, score_rows, silent
 from paceline.evaluate.text import rolling_rows
 
 DEFAULT_NEW_TOKENS = 256
@@ -19,7 +19,7 @@ DEFAULT_NEW_TOKENS = 256
 
 
 class HarnessModel(TemplateLM):
-    def __init__(self, run: LoadedRun, *, most_tokens: int, progress: Progress = lambda done, total: None) -> None:
+    def __init__(self, run: LoadedRun, *, most_tokens: int, progress: Progress = silent) -> None:
         super().__init__()
         self.run, self.most_tokens, self.progress = run, most_tokens, progress
 
@@ -52,7 +52,7 @@ class HarnessModel(TemplateLM):
         return texts
 
     def _scores(self, rows: list[Row]) -> list[Score]:
-        return score_rows(self.run.model, rows, window=self.run.window, progress=self.progress)
+        return score_rows(self.run.model, rows, windows=self.run.windows, progress=self.progress)
 
     def _continued(self, context: str, options: dict[str, Any]) -> str:
         """Up to the first of the task's stop words, an end-of-text, or its number of tokens. A prompt that leaves no
@@ -60,17 +60,13 @@ class HarnessModel(TemplateLM):
         new_tokens = min(int(options.get("max_gen_toks", DEFAULT_NEW_TOKENS)), self.most_tokens - 1)
         prompt = (self.tok_encode(context) or [self.eot_token_id])[-(self.most_tokens - new_tokens) :]
         until = options.get("until") or []
-        stops = [until] if isinstance(until, str) else list(until)
-        ids: list[int] = []
-        text = ""
-        for token in generate(
-            self.run.model, prompt, _sampling(options), window=self.run.window, new_tokens=new_tokens
-        ):
-            ids.append(token)
-            text = self.run.tokenizer.decode(ids)
-            if found := [text.index(stop) for stop in stops if stop and stop in text]:
-                return text[: min(found)]
-        return text
+        text = TextStream(self.run.tokenizer, [stop for stop in ([until] if isinstance(until, str) else until) if stop])
+        sampling, written = _sampling(options), ""
+        for token in generate(self.run.model, prompt, sampling, windows=self.run.windows, new_tokens=new_tokens):
+            written += text.push(token)
+            if text.stopped:
+                break
+        return written + text.end()
 
 
 def _sampling(options: dict[str, Any]) -> SamplingConfig:

@@ -9,15 +9,18 @@ harness's through our adapter.
 import json
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from paceline.core.errors import DataError
-from paceline.data.tokenizer import Tokenizer
 from paceline.evaluate.score import Progress, cut_to, pair_row, score_rows
+from paceline.evaluate.text import read_utf8
 from paceline.model.gpt import GPT
+from paceline.model.masks import Windows
+from paceline.text.tokenizer import Tokenizer
 
 ENDINGS = 4
 
@@ -29,22 +32,9 @@ class Question:
     label: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Accuracy:
-    acc: float
-    acc_stderr: float | None
-    acc_norm: float
-    acc_norm_stderr: float | None
-
-
 def read_hellaswag(path: Path, limit: int | None = None) -> list[Question]:
     """The first `limit` questions of a file of JSON lines, as HellaSwag is published."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: JSON allows its other separators
-    except OSError as error:
-        raise DataError(f"--hellaswag {path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise DataError(f"--hellaswag {path}: not UTF-8; the file is damaged or something else") from None
+    lines = read_utf8("--hellaswag", path).split("\n")  # not splitlines: JSON allows its other separators
     questions = [_question(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not questions:
         raise DataError(f"--hellaswag {path}: holds no question; give hellaswag_val.jsonl")
@@ -82,30 +72,26 @@ def _clean(text: str) -> str:
 def judge_hellaswag(
     model: GPT,
     tokenizer: Tokenizer,
-    questions: Sequence[Question],
+    questions: list[Question],
     *,
-    window: int,
+    windows: Windows,
     most_tokens: int,
-    progress: Progress = lambda done, total: None,
-) -> Accuracy:
+    progress: Progress,
+) -> dict[str, float | None]:
+    """The figures by the harness's names; no standard error of a single question."""
     rows = [
         cut_to(pair_row(tokenizer, question.context, f" {ending}"), most_tokens)
         for question in questions
         for ending in question.endings
     ]
-    nats = [score.nats for score in score_rows(model, rows, window=window, progress=progress)]
-    plain, normalised = 0, 0
-    for number, question in enumerate(questions):
-        losses = nats[ENDINGS * number : ENDINGS * (number + 1)]
-        per_letter = [loss / len(ending) for loss, ending in zip(losses, question.endings, strict=True)]
-        plain += losses.index(min(losses)) == question.label
-        normalised += per_letter.index(min(per_letter)) == question.label
-    acc, acc_norm, count = plain / len(questions), normalised / len(questions), len(questions)
-    return Accuracy(
-        acc=acc, acc_stderr=_stderr(acc, count), acc_norm=acc_norm, acc_norm_stderr=_stderr(acc_norm, count)
+    losses = np.reshape(
+        [score.nats for score in score_rows(model, rows, windows=windows, progress=progress)], (-1, ENDINGS)
     )
-
-
-def _stderr(share: float, count: int) -> float | None:
-    """Of a share of `count` yes-or-no answers; None from a single one."""
-    return math.sqrt(share * (1 - share) / (count - 1)) if count > 1 else None
+    lengths = np.array([[len(ending) for ending in question.endings] for question in questions])
+    labels = np.array([question.label for question in questions])
+    figures: dict[str, float | None] = {}
+    for name, weighed in (("acc", losses), ("acc_norm", losses / lengths)):
+        share, count = float((weighed.argmin(axis=1) == labels).mean()), len(questions)
+        figures[name] = share
+        figures[f"{name}_stderr"] = math.sqrt(share * (1 - share) / (count - 1)) if count > 1 else None
+    return figures

@@ -1,49 +1,34 @@
-"""A trained run as a model and its tokenizer."""
+"""A trained run as a model and its tokenizer, with the weights that it ships."""
 
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from paceline.checkpoint import store
-from paceline.checkpoint.run_config import read_run_config
 from paceline.checkpoint.run_folder import RunFolder, open_run, step_of
+from paceline.checkpoint.verified import read_run_config
 from paceline.core.errors import RunError
 from paceline.core.probe import choose_device, choose_products
-from paceline.core.schema import from_dict
-from paceline.data.config import BatchConfig, DataConfig
-from paceline.data.tokenizer import Tokenizer, load_tokenizer
-from paceline.evaluate.config import EvaluateConfig
-from paceline.model.config import ModelConfig
 from paceline.model.gpt import GPT
-
-
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """What predicting and judging need of a run's config."""
-
-    steps: int
-    model: ModelConfig
-    data: DataConfig
-    batch: BatchConfig
-    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+from paceline.model.masks import Windows
+from paceline.settings.optim import AverageConfig
+from paceline.settings.run import RunConfig, read_config
+from paceline.settings.schedule import windows_at
+from paceline.text.tokenizer import Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)
 class LoadedRun:
     model: GPT
     tokenizer: Tokenizer
-    window: int
-    """Window in tokens at the step of the checkpoint."""
+    windows: Windows
+    """At the step of the checkpoint."""
     step: int
     folder: RunFolder
-    config: Written
-
-    @property
-    def window_tokens(self) -> int | None:
-        """The same; None if the model has no window."""
-        return None if self.config.model.window.unit == "none" else self.window
+    config: RunConfig
 
 
 @dataclass(frozen=True)
@@ -51,32 +36,44 @@ class SavedRun:
     """One checkpoint's weights and what predicting needs beside them, before a model is made of it."""
 
     folder: RunFolder
-    config: Written
+    config: RunConfig
     checkpoint: store.Checkpoint
 
     @property
-    def window(self) -> int:
-        """Window in tokens at the step of the checkpoint."""
-        return self.config.model.window.tokens_at(self.checkpoint.step, self.config.steps)
+    def windows(self) -> Windows:
+        """At the step of the checkpoint."""
+        return tuple(windows_at(self.config, self.checkpoint.step).values())
 
 
 def load_run(where: str, *, device: str = "auto") -> LoadedRun:
     """The newest good checkpoint of a run, ready to predict."""
     saved = read_saved(where)
     config, chosen = saved.config, choose_device(device).name
-    model = GPT(_for_device(config.model, chosen), end_of_text=config.data.end_of_text)
-    model.load_state_dict(saved.checkpoint.model)
+    model_config = config.model
+    if choose_products(model_config.precision.compute, chosen).name != "bf16":
+        model_config = replace(model_config, precision=replace(model_config.precision, compute="fp32"))
+    model = GPT(model_config, end_of_text=config.data.end_of_text)
+    model.load_state_dict({**saved.checkpoint.model, **saved.checkpoint.groups.get("buffers", {})})
     tokenizer = load_tokenizer(saved.folder.path, config.data.tokenizer)
     ready = model.to(torch.device(chosen))
-    return LoadedRun(ready, tokenizer, saved.window, saved.checkpoint.step, saved.folder, config)
+    return LoadedRun(ready, tokenizer, saved.windows, saved.checkpoint.step, saved.folder, config)
 
 
 def read_saved(where: str, *, step: int | None = None) -> SavedRun:
     """The newest good checkpoint of a run, or that of a step."""
     run = open_run(where)
-    config, _ = read_run_config(run, lambda found: _read(found, at=str(run.config)), may_change=("data.dir",))
+    config, _ = read_run_config(run, lambda found: read_config(found, at=str(run.config)), may_change=("data.dir",))
     folder = store.newest_good(run)[0] if step is None else _checkpoint_of(run, step)
-    return SavedRun(run, config, store.load(folder, groups=("model",)))
+    return SavedRun(run, config, _shipped(store.load(folder, without=("optimizer", "random")), config))
+
+
+def _shipped(saved: store.Checkpoint, config: RunConfig) -> store.Checkpoint:
+    """The checkpoint with the weights that its run ships: averaged ones, if it is the last of a run that averages."""
+    average = config.optim.average
+    if not average.on or saved.step != config.steps or "average" not in saved.groups:
+        return saved
+    weights = {**saved.model, **shipped_weights(saved.model, saved.groups["average"], average)}
+    return replace(saved, groups={**saved.groups, "model": weights})
 
 
 def _checkpoint_of(run: RunFolder, step: int) -> Path:
@@ -90,12 +87,18 @@ def _checkpoint_of(run: RunFolder, step: int) -> Path:
     return folder
 
 
-def _read(found: Any, *, at: str) -> Written:
-    names = [entry.name for entry in fields(Written)]
-    known = {name: found[name] for name in names if name in found} if isinstance(found, dict) else found
-    return from_dict(Written, known, at=at)
-
-
-def _for_device(config: ModelConfig, device: str) -> ModelConfig:
-    products = choose_products(config.precision.compute, device).name
-    return config if products == "bf16" else replace(config, precision=config.precision.computing_in("fp32"))
+def shipped_weights(
+    weights: Mapping[str, Tensor], average: Mapping[str, Tensor], config: AverageConfig
+) -> dict[str, Tensor]:
+    """Of a run with averaged weights, from those that it trains with and their average: weights + blend · (average -
+    weights) for every averaged weight, in its own dtype, scaled to the norm that it had if `rescale` asks for it. An
+    average that has not begun, all zeros, changes nothing."""
+    found = {}
+    for name, mean in average.items():
+        raw = weights[name].float()
+        mixed = raw + config.blend * (mean.to(raw.device) - raw)
+        if config.rescale:
+            mixed = mixed * (torch.linalg.vector_norm(raw) / torch.linalg.vector_norm(mixed).clamp(min=1e-30))
+        begun = mean.any()
+        found[name] = torch.where(begun.to(raw.device), mixed, raw).to(weights[name].dtype)
+    return found

@@ -5,13 +5,14 @@ them (where windows are counted in blocks, all but up to 127); beyond, it sees t
 reaches a token through other layers, if at all.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 FIRST_EDGE = 16
 """Buckets end at 16, 32, 64 … tokens, then at the window, then at twice the window and so on."""
+
+Rows = tuple[tuple[int | float | bool | None, ...], ...]
+"""As `metrics.card.POSITION_COLUMNS` says."""
 
 OF_ANOTHER_SEQUENCE = -1
 """Place of a token whose document began before its sequence, so that the model was not given its start."""
@@ -50,10 +51,10 @@ class LossByPlace:
         self._nats.index_add_(0, bucket, losses.flatten().double())
         self._tokens.index_add_(0, bucket, known.double())
 
-    def rows(self) -> tuple[tuple[int | float | bool | None, ...], ...]:
-        """As `metrics.card.POSITION_COLUMNS` says, without empty buckets."""
+    def rows(self) -> Rows:
+        """Without empty buckets."""
         firsts = [0, *self.edges]
-        sums: Sequence[tuple[float, float]] = list(zip(self._nats.tolist(), self._tokens.tolist(), strict=True))
+        sums = zip(self._nats.tolist(), self._tokens.tolist(), strict=True)
         return tuple(
             (first, edge - 1, self.window is None or first < self.window, int(tokens), nats / tokens)
             for first, edge, (nats, tokens) in zip(firsts, self.edges, sums, strict=False)

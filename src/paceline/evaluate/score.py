@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.units import BLOCK_TOKENS, round_up
-from paceline.data.tokenizer import Tokenizer
 from paceline.model.gpt import GPT
 from paceline.model.loss import IGNORE_TARGET, HeadLoss, cap_logits
+from paceline.model.masks import Windows, window_tensor
+from paceline.text.tokenizer import Tokenizer
 
 PASS_TOKENS = 8_192
 """Tokens of one pass, padding included; a longer row has a pass of its own."""
@@ -64,13 +65,15 @@ def cut_to(row: Row, most_tokens: int) -> Row:
     return Row(row.ids[surplus:], max(1, row.counted_from - surplus))
 
 
-def score_rows(
-    model: GPT, rows: Sequence[Row], *, window: int, progress: Progress = lambda done, total: None
-) -> list[Score]:
+def silent(done: int, total: int) -> None:
+    """No progress is shown."""
+
+
+def score_rows(model: GPT, rows: Sequence[Row], *, windows: Windows, progress: Progress = silent) -> list[Score]:
     """A score per row, in the order of the rows."""
     scores: dict[int, Score] = {}
     for group in _passes(rows):
-        scores |= zip(group, _one_pass(model, [rows[index] for index in group], window), strict=True)
+        scores |= zip(group, _one_pass(model, [rows[index] for index in group], windows), strict=True)
         progress(len(scores), len(rows))
     return [scores[index] for index in range(len(rows))]
 
@@ -89,7 +92,7 @@ def _padded(tokens: int) -> int:
 
 
 @torch.no_grad()
-def _one_pass(model: GPT, rows: Sequence[Row], window: int) -> list[Score]:
+def _one_pass(model: GPT, rows: Sequence[Row], windows: Windows) -> list[Score]:
     device = model.embeddings.token.device
     longest = max(len(row.ids) for row in rows) - 1
     length = min(_padded(longest), max(longest, model.config.rotary.max_tokens))
@@ -103,7 +106,7 @@ def _one_pass(model: GPT, rows: Sequence[Row], window: int) -> list[Score]:
     judged = copy.copy(model)  # the same weights under another head
     judged.loss = _watching(likeliest, model.config.vocab_size)
     inputs, wanted = torch.from_numpy(tokens).to(device), torch.from_numpy(targets).to(device)
-    losses = judged(inputs, wanted, torch.tensor(window, device=device))
+    losses = judged(inputs, wanted, window_tensor(windows, device)).main
     found, hits = losses.cpu().numpy(), likeliest[0].view(targets.shape).cpu().numpy()
     counted = [slice(row.counted_from - 1, len(row.ids) - 1) for row in rows]
     return [Score(found[n, part], hits[n, part]) for n, part in enumerate(counted)]

@@ -5,31 +5,31 @@ What the user named is opened before the model is, so that a mistake costs no wa
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.core.files import blake2b_of
-from paceline.data.batches import validation_batches, validation_windows
-from paceline.data.dataset import open_dataset
 from paceline.evaluate.config import SuiteConfig
 from paceline.evaluate.hellaswag import Question, judge_hellaswag, read_hellaswag
 from paceline.evaluate.load import LoadedRun
-from paceline.evaluate.positions import LossByPlace, places_in_sequence
+from paceline.evaluate.positions import LossByPlace, Rows, places_in_sequence
 from paceline.evaluate.score import PASS_TOKENS, Progress
 from paceline.evaluate.text import TextFile, judge_text, read_text
-from paceline.evaluate.validation import validate
+from paceline.evaluate.validation import validate, validation_batches, validation_spans
 from paceline.metrics.card import Evaluation
-from paceline.model.loss import head_loss_by_chunks
+from paceline.model.loss import Losses, head_loss_by_chunks
+from paceline.model.masks import window_tensor
+from paceline.text.dataset import open_dataset
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
+Kind = Literal["validation", "text", "hellaswag", "task"]
 Tell = Callable[[str], Progress]
 """What is judged now, and how its progress is told."""
 
@@ -56,13 +56,17 @@ def open_suite(config: SuiteConfig) -> Suite:
 def evaluations(run: LoadedRun, suite: Suite, tell: Tell) -> Iterator[Evaluation]:
     most_tokens = _most_tokens(run, suite.config)
     if suite.config.validation:
-        yield judge_validation(run, tell("validation"))
+        yield _validation(run, tell("validation"))
     for file in suite.texts:
         yield _text(run, file, most_tokens, tell(file.path.name))
     if suite.questions:
         yield _hellaswag(run, suite, most_tokens, tell("HellaSwag"))
     if suite.tasks is not None:
-        yield from _tasks(run, suite, suite.tasks, most_tokens, tell(", ".join(suite.config.tasks)))
+        from paceline.evaluate.harness import judge_tasks
+
+        progress = tell(", ".join(suite.config.tasks))
+        for found in judge_tasks(run, suite.tasks, suite.config, most_tokens=most_tokens, progress=progress):
+            yield _evaluation(run, "task", found.name, found.figures, {**found.of, "sequence_tokens": most_tokens})
 
 
 def _most_tokens(run: LoadedRun, config: SuiteConfig) -> int:
@@ -72,95 +76,52 @@ def _most_tokens(run: LoadedRun, config: SuiteConfig) -> int:
     return config.sequence_tokens or run.config.batch.sequence_tokens
 
 
-def judge_validation(run: LoadedRun, progress: Progress = lambda done, total: None) -> Evaluation:
+def _validation(run: LoadedRun, progress: Progress) -> Evaluation:
     """As in training: the same tokens in the same sequences, hence the same loss; and by place in the document."""
     config, length = run.config, run.config.batch.sequence_tokens
     corpus = open_dataset(config.data, config.model.vocab_size).val
     device = run.model.embeddings.token.device
     model = copy.copy(run.model)  # the same weights under another head:
     model.loss = head_loss_by_chunks  # logits of a whole sequence of a record take gigabytes
-    by_place = LossByPlace(length, run.window_tokens, device)
-    total = len(validation_windows(corpus, length, config.evaluate.tokens))
+    by_place = LossByPlace(length, max(run.windows, default=None), device)
+    total = len(validation_spans(corpus, length, config.evaluate.tokens))
     done = 0
 
-    def forward(tokens: Tensor, targets: Tensor, window: Tensor) -> Tensor:
+    def forward(tokens: Tensor, targets: Tensor, windows: Tensor) -> Losses:
         nonlocal done
-        losses: Tensor = model(tokens, targets, window)
-        by_place.add(losses, places_in_sequence(tokens, config.data.end_of_text))
+        losses: Losses = model(tokens, targets, windows)
+        by_place.add(losses.main, places_in_sequence(tokens, config.data.end_of_text))
         done += len(tokens)
         progress(done, total)
         return losses
 
     batches = validation_batches(corpus, length, config.evaluate.tokens, max(1, PASS_TOKENS // length))
-    window, token_bytes = torch.tensor(run.window, device=device), run.tokenizer.token_byte_lengths()
-    found = validate(forward, batches, window, token_bytes, device=device)
+    windows, token_bytes = window_tensor(run.windows, device), run.tokenizer.token_byte_lengths()
+    found = validate(forward, batches, windows, token_bytes, device=device)
     assert found is not None  # nobody asked it to give up
-    return _evaluation(
-        run,
-        "validation",
-        Path(config.data.dir).name,
-        {"loss": found.loss, "bits_per_byte": found.bits_per_byte},
-        {"tokens": found.tokens, "sequence_tokens": length, "data_fingerprint": corpus.fingerprint},
-        by_place.rows(),
-    )
+    figures = {"loss": found.loss, "bits_per_byte": found.bits_per_byte}
+    of = {"tokens": found.tokens, "sequence_tokens": length, "data_fingerprint": corpus.fingerprint}
+    return _evaluation(run, "validation", Path(config.data.dir).name, figures, of, by_place.rows())
 
 
 def _text(run: LoadedRun, file: TextFile, most_tokens: int, progress: Progress) -> Evaluation:
-    found = judge_text(
-        run.model,
-        run.tokenizer,
-        file,
-        window=run.window,
-        window_tokens=run.window_tokens,
-        most_tokens=most_tokens,
-        progress=progress,
-    )
+    found = judge_text(run.model, run.tokenizer, file, windows=run.windows, most_tokens=most_tokens, progress=progress)
     figures = {"loss": found.loss, "bits_per_byte": found.bits_per_byte}
     of = {"tokens": found.tokens, "bytes": file.bytes, "blake2b": file.blake2b, "sequence_tokens": most_tokens}
     return _evaluation(run, "text", file.path.name, figures, of, found.positions)
 
 
 def _hellaswag(run: LoadedRun, suite: Suite, most_tokens: int, progress: Progress) -> Evaluation:
-    found = judge_hellaswag(
-        run.model, run.tokenizer, suite.questions, window=run.window, most_tokens=most_tokens, progress=progress
+    figures = judge_hellaswag(
+        run.model, run.tokenizer, suite.questions, windows=run.windows, most_tokens=most_tokens, progress=progress
     )
     path = Path(str(suite.config.hellaswag))
     of = {"examples": len(suite.questions), "blake2b": blake2b_of(path), "sequence_tokens": most_tokens}
-    return _evaluation(run, "hellaswag", path.name, asdict(found), of)
-
-
-def _tasks(
-    run: LoadedRun, suite: Suite, manager: "TaskManager", most_tokens: int, progress: Progress
-) -> Iterator[Evaluation]:
-    from paceline.evaluate.harness import judge_tasks
-
-    config = suite.config
-    for found in judge_tasks(
-        run,
-        manager,
-        config.tasks,
-        most_tokens=most_tokens,
-        fewshot=config.fewshot,
-        limit=config.limit,
-        progress=progress,
-    ):
-        yield _evaluation(run, "task", found.name, found.figures, {**found.of, "sequence_tokens": most_tokens})
+    return _evaluation(run, "hellaswag", path.name, figures, of)
 
 
 def _evaluation(
-    run: LoadedRun,
-    kind: Literal["validation", "text", "hellaswag", "task"],
-    name: str,
-    figures: dict[str, Any],
-    of: dict[str, Any],
-    positions: tuple[tuple[int | float | bool | None, ...], ...] = (),
+    run: LoadedRun, kind: Kind, name: str, figures: dict[str, Any], of: dict[str, Any], positions: Rows = ()
 ) -> Evaluation:
-    return Evaluation(
-        kind=kind,
-        name=name,
-        step=run.step,
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
-        figures=figures,
-        of={**of, "window_tokens": run.window_tokens},
-        positions=positions,
-    )
+    made, of = datetime.now(UTC).isoformat(timespec="seconds"), {**of, "window_tokens": max(run.windows, default=None)}
+    return Evaluation(kind=kind, name=name, step=run.step, made=made, figures=figures, of=of, positions=positions)

@@ -16,11 +16,13 @@ import torch
 
 from paceline.core.errors import DataError
 from paceline.core.files import new_digest
-from paceline.data.sources import PIECE_CHARS, cut_text
-from paceline.data.tokenizer import Tokenizer
-from paceline.evaluate.positions import LossByPlace
-from paceline.evaluate.score import Progress, Row, Score, score_rows
+from paceline.evaluate.positions import LossByPlace, Rows
+from paceline.evaluate.score import Progress, Row, score_rows, silent
+from paceline.evaluate.validation import Validation
 from paceline.model.gpt import GPT
+from paceline.model.masks import Windows
+from paceline.text.sources import PIECE_CHARS, cut_text
+from paceline.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -31,28 +33,27 @@ class TextFile:
     blake2b: str
 
 
-@dataclass(frozen=True)
-class TextResult:
-    loss: float
-    """Mean over tokens, in nats."""
-    bits_per_byte: float
-    tokens: int
-    positions: tuple[tuple[int | float | bool | None, ...], ...]
+@dataclass(frozen=True, kw_only=True)
+class TextResult(Validation):
+    positions: Rows
 
 
 def read_text(path: Path) -> TextFile:
-    try:
-        content = path.read_bytes()
-        text = content.decode("utf-8")
-    except OSError as error:
-        raise DataError(f"--text {path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"--text {path}: byte {error.start:,} is not UTF-8; convert the file first") from None
-    if not content:
+    text = read_utf8("--text", path)
+    if not text:
         raise DataError(f"--text {path}: empty, so there is nothing to predict; give a file with text")
-    digest = new_digest()
+    content, digest = text.encode(), new_digest()
     digest.update(content)
     return TextFile(path, text, len(content), digest.hexdigest())
+
+
+def read_utf8(flag: str, path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise DataError(f"{flag} {path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{flag} {path}: byte {error.start:,} is not UTF-8; convert the file first") from None
 
 
 def rolling_rows(stream: Sequence[int], most_tokens: int, *, overlap: int) -> Iterator[Row]:
@@ -66,27 +67,16 @@ def rolling_rows(stream: Sequence[int], most_tokens: int, *, overlap: int) -> It
 
 
 def judge_text(
-    model: GPT,
-    tokenizer: Tokenizer,
-    file: TextFile,
-    *,
-    window: int,
-    window_tokens: int | None,
-    most_tokens: int,
-    progress: Progress = lambda done, total: None,
+    model: GPT, tokenizer: Tokenizer, file: TextFile, *, windows: Windows, most_tokens: int, progress: Progress = silent
 ) -> TextResult:
-    """`window` is the mask's; `window_tokens` is None where the model has none."""
     rows = list(rolling_rows(_stream(tokenizer, file.text), most_tokens, overlap=most_tokens // 2))
-    losses = _joined(score_rows(model, rows, window=window, progress=progress))
-    by_place = LossByPlace(losses.numel(), window_tokens, losses.device)
+    scores = score_rows(model, rows, windows=windows, progress=progress)
+    losses = torch.from_numpy(np.concatenate([score.losses for score in scores]))
+    by_place = LossByPlace(losses.numel(), max(windows, default=None), losses.device)
     by_place.add(losses, torch.arange(losses.numel()))
-    nats = float(losses.sum(dtype=torch.float64))
-    return TextResult(
-        loss=nats / losses.numel(),
-        bits_per_byte=nats / math.log(2) / file.bytes,
-        tokens=losses.numel(),
-        positions=by_place.rows(),
-    )
+    nats, tokens = float(losses.sum(dtype=torch.float64)), losses.numel()
+    bits = nats / math.log(2)
+    return TextResult(loss=nats / tokens, bits_per_byte=bits / file.bytes, tokens=tokens, positions=by_place.rows())
 
 
 def _stream(tokenizer: Tokenizer, text: str) -> Sequence[int]:
@@ -97,7 +87,3 @@ def _stream(tokenizer: Tokenizer, text: str) -> Sequence[int]:
     for piece in cut_text(blocks):
         ids.extend(tokenizer.encode(piece))
     return ids
-
-
-def _joined(scores: Sequence[Score]) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate([score.losses for score in scores]))

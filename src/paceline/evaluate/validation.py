@@ -1,20 +1,31 @@
 """Validation loss: the mean over all tokens of the first whole sequences, without autograd, in the run's precision.
 
-Ranks take a share each and add up; the result is that of one process up to the order of a sum in fp64.
+Ranks take a share each and add up; the result is that of one process up to the order of a sum in fp64. Beside it, what
+gzip makes of the same text: a figure to hold bits per byte against.
 """
 
+import gzip
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.data.corpus import IGNORED_TARGET, Batch
-from paceline.parallel.ranks import ALONE, Ranks
+from paceline.core.errors import ConfigError
+from paceline.core.units import BLOCK_TOKENS
+from paceline.data.corpus import IGNORED_TARGET, Batch, Corpus
+from paceline.model.loss import Losses
+from paceline.model.masks import MaskRule, block_lists, document_ids, full_block_share
+from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
+from paceline.settings.model import ModelConfig
+from paceline.text.tokenizer import Tokenizer
 
 CPU = torch.device("cpu")
+TEXT_BYTES = 1_000_000
+"""No batch is read after so much text: that takes about 0.3 s, and more would change little, since gzip looks
+back 32 KiB only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +39,11 @@ class Validation:
 
 @torch.no_grad()
 def validate(
-    forward: Callable[[Tensor, Tensor, Tensor], Tensor],
+    forward: Callable[[Tensor, Tensor, Tensor], Losses],
     batches: Iterable[Batch],
-    window: Tensor,
+    windows: Tensor,
     token_bytes: np.ndarray | None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
     *,
     device: torch.device = CPU,
     give_up: Callable[[], bool] = lambda: False,
@@ -49,7 +60,7 @@ def validate(
             continue
         inputs = torch.from_numpy(batch.tokens).to(device)
         targets = torch.from_numpy(batch.targets).to(device)
-        total += forward(inputs, targets, window).sum(dtype=torch.float64)
+        total += forward(inputs, targets, windows).main.sum(dtype=torch.float64)
         counted = batch.targets[batch.targets != IGNORED_TARGET]
         tokens += counted.size
         text_bytes += 0 if token_bytes is None else int(token_bytes[counted].sum())
@@ -57,3 +68,54 @@ def validate(
     nats, all_tokens, all_bytes = ranks.sum_(torch.cat([total[None], counts])).tolist()
     bits = nats / math.log(2) / all_bytes if all_bytes > 0 else None
     return Validation(loss=nats / all_tokens, bits_per_byte=bits, tokens=int(all_tokens))
+
+
+def block_share(model: ModelConfig, tokens_BT: Tensor, window: Tensor, *, end_of_text: int) -> Tensor | None:
+    """Share of the visited blocks of 128 x 128 that need no element test, which cost attention less; None without a
+    mask, or for sequences that are not whole blocks."""
+    rule, tokens = MaskRule.of(model), tokens_BT.size(1)
+    if rule.only_causal or tokens % BLOCK_TOKENS:
+        return None
+    documents = document_ids(tokens_BT, end_of_text) if rule.by_document else None
+    return full_block_share(block_lists(rule, documents, tokens, window))
+
+
+def validation_batches(
+    corpus: Corpus, sequence_tokens: int, tokens: int, micro_sequences: int, *, rank: int = 0, world: int = 1
+) -> Iterator[Batch]:
+    """The first `tokens` tokens in whole sequences (0: all), at most `micro_sequences` at a time; this rank's share, in
+    as many batches as the largest share takes, the last of which may be empty."""
+    spans = validation_spans(corpus, sequence_tokens, tokens)
+    share = spans[rank * len(spans) // world : (rank + 1) * len(spans) // world]
+    for first in range(0, -(-len(spans) // world), micro_sequences):
+        yield corpus.take(share[first : first + micro_sequences], sequence_tokens)
+
+
+def padding_batch(sequence_tokens: int) -> Batch:
+    """One sequence in which no target counts, for a rank that must make a pass and has nothing left to validate."""
+    tokens = np.zeros((1, sequence_tokens), dtype=np.int32)
+    return Batch(tokens, np.full(tokens.shape, IGNORED_TARGET, dtype=np.int64))
+
+
+def validation_spans(corpus: Corpus, sequence_tokens: int, tokens: int) -> np.ndarray:
+    """(S, 2) rows of (shard, first token): whole sequences from each shard's start, S = tokens // sequence_tokens."""
+    starts = [np.arange((length - 1) // sequence_tokens) * sequence_tokens for length in corpus.lengths]
+    rows = [np.stack([np.full(len(start), shard), start], axis=1) for shard, start in enumerate(starts)]
+    spans = np.concatenate(rows)
+    wanted = tokens // sequence_tokens if tokens else len(spans)
+    if not 0 < wanted <= len(spans):
+        raise ConfigError(
+            f"--evaluate.tokens {tokens:,}: the validation shards hold {len(spans) * sequence_tokens:,} tokens in "
+            f"whole sequences of {sequence_tokens:,}; use 1 to that many sequences, or 0 for all where there are any"
+        )
+    return spans[:wanted]
+
+
+def gzip_bits_per_byte(batches: Iterable[Batch], tokenizer: Tokenizer) -> float | None:
+    """Bits that `gzip -9` needs for a byte of the text that these batches ask for. None: they ask for none."""
+    text = bytearray()
+    for batch in batches:
+        text += tokenizer.decode_bytes(batch.targets[batch.targets != IGNORED_TARGET].tolist())
+        if len(text) >= TEXT_BYTES:
+            break
+    return 8 * len(gzip.compress(text, 9)) / len(text) if text else None

@@ -21,14 +21,9 @@ ElementTest = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 def attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float) -> Tensor:
     """Softmax attention with a bool mask (B or 1, queries, keys), or plainly causal where the mask is None."""
     k, v = _expand_groups(k, q.size(2)), _expand_groups(v, q.size(2))
-    y = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=None if mask is None else mask[:, None],
-        is_causal=mask is None,
-        scale=scale,
-    )
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    mask = None if mask is None else mask[:, None]
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
     return y.transpose(1, 2)
 
 
@@ -70,14 +65,8 @@ def _expand_groups(x: Tensor, heads: int) -> Tensor:
 
 def attend_flex(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, *, scale: float) -> Tensor:
     """FlexAttention over block lists, for compiled code on a GPU. Visits no block that the lists leave out."""
-    y = flex_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        block_mask=mask,
-        scale=scale,
-        enable_gqa=k.size(2) != q.size(2),
-    )
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    y = flex_attention(q, k, v, block_mask=mask, scale=scale, enable_gqa=k.size(1) != q.size(1))
     assert isinstance(y, Tensor)
     return y.transpose(1, 2)
 

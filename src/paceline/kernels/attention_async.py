@@ -8,6 +8,7 @@ tiles as soon as a slot of the ring is free. In a step of record 18 on an H200: 
 0.60 ms, where the Triton kernels with the same endings take 0.62 and 0.76; forward as fast.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from paceline.kernels.attention_ranges import HIDDEN, LOG2_E, LOWEST, Raw, Tiles, as_rows
+from paceline.kernels.attention_ranges import HIDDEN, LOG2_E, LOWEST, Tiles, as_rows, constants
+from paceline.kernels.gluon_tiles import accumulator, barriers, halves, operand, ring_of
 
 meet = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # Triton 3.7 and 3.6
 """A barrier of all threads of the program."""
@@ -34,31 +36,16 @@ BACKWARD_KEYS = Tiles(queries=64, keys=64, warps=4, stages=2)
 """Two programs fit a multiprocessor. Each warp must have 16 rows of the program's own tile."""
 
 
-@gluon.constexpr_function
-def accumulator(columns: int, warps: int) -> gl.NVMMADistributedLayout:
-    """Layout of a product whose warps lie one below the other, 16 rows each."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, columns, 16])
-
-
 @gluon.jit
-def ring_of(desc, SLOTS: gl.constexpr):
-    return gl.allocate_shared_memory(desc.dtype, [SLOTS] + desc.block_shape, desc.layout)
-
-
-@gluon.jit
-def barriers(COUNT: gl.constexpr):
-    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for n in gl.static_range(COUNT):
-        mbarrier.init(made.index(n), count=1)
-    return made
-
-
-@gluon.jit
-def end_barriers(made, COUNT: gl.constexpr):
-    """End barriers, once no thread waits for them. Until then the compiler keeps their memory for them: it would take
-    that of a barrier nobody names any more for what layouts are changed in, which barriers do not bear."""
-    for n in gl.static_range(COUNT):
-        mbarrier.invalidate(made.index(n))
+def finish(first_ready, second_ready, kept_ready, STAGES: gl.constexpr):
+    """End stores, then barriers, which no thread waits for any more. Until then the compiler keeps their memory for
+    them: it would take that of a barrier nobody names any more for what layouts are changed in, which barriers do not
+    bear."""
+    tma.store_wait(0)
+    for n in gl.static_range(STAGES):
+        mbarrier.invalidate(first_ready.index(n))
+        mbarrier.invalidate(second_ready.index(n))
+    mbarrier.invalidate(kept_ready.index(0))
 
 
 @gluon.jit
@@ -67,16 +54,6 @@ def send(desc, row, column, tile, staging):
     staging.store(tile.to(desc.dtype))
     fence_async_shared()  # what threads wrote must be visible to the copy engine
     tma.async_copy_shared_to_global(desc, [row, column], staging)
-
-
-@gluon.jit
-def halves(x, ROWS: gl.constexpr, HALF: gl.constexpr):
-    """The left and the right half of x (ROWS, 2 HALF). A thread has columns of both, so nothing moves."""
-    left, right = gl.split(gl.permute(gl.reshape(x, (ROWS, 2, HALF)), (0, 2, 1)))
-    layout: gl.constexpr = accumulator(HALF, gl.num_warps())
-    left = gl.convert_layout(left, layout, assert_trivial=True)
-    right = gl.convert_layout(right, layout, assert_trivial=True)
-    return left, right
 
 
 @gluon.jit
@@ -92,7 +69,7 @@ def through_rotary_and_norm(
     PAIRS: gl.constexpr,
 ):  # fmt: skip
     """The gradient of the raw projection (ROWS, WIDTH), given that of the normalised and turned heads, which lie in
-    shared memory: s·turn⁻¹(dy - y·mean(dy·y)), as `heads_fused.raw_gradient`."""
+    shared memory: s·turn⁻¹(dy - y·mean(dy·y)), as `qkv_rope.raw_gradient`."""
     cos_ptr, sin_ptr, norm_ptr = tables
     HALF: gl.constexpr = WIDTH // 2
     y = kept.load(grad.type.layout).to(gl.float32)
@@ -141,38 +118,11 @@ def tile_and_member(turn, span, GROUP: gl.constexpr):
 
 @gluon.jit
 def attention_key_gradient(
-    q_desc,
-    k_desc,
-    v_desc,
-    grad_desc,
-    grad_k_desc,
-    grad_v_desc,
-    own_desc,
-    extra_desc,
-    grad_extra_desc,
-    lse_ptr,
-    delta_ptr,
-    end_ptr,
-    cos_ptr,
-    sin_ptr,
-    norm_ptr,
-    mix_ptr,
-    parts_ptr,
-    scale,
-    scale_log2,
-    tokens,
-    range_stride,
-    HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    WIDTH: gl.constexpr,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
-    RAW: gl.constexpr,
-    PAIRS: gl.constexpr,
-    MIXED: gl.constexpr,
-    EXTRA: gl.constexpr,
-):
+    q_desc, k_desc, v_desc, grad_desc, grad_k_desc, grad_v_desc, own_desc, extra_desc, grad_extra_desc, lse_ptr,
+    delta_ptr, end_ptr, cos_ptr, sin_ptr, norm_ptr, mix_ptr, parts_ptr, scale, scale_log2, tokens, range_stride,
+    HEADS: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, RAW: gl.constexpr, PAIRS: gl.constexpr, MIXED: gl.constexpr, EXTRA: gl.constexpr,
+):  # fmt: skip
     """One key tile of one key head, as `attention_ranges.attention_key_gradient`; scores are keys by queries.
 
     A turn issues scores, then gradients of weights; beside the latter it forms weights, and with them issues values'
@@ -269,10 +219,7 @@ def attention_key_gradient(
             sum_k, k_tile, row + start, start, HEADS + kv_head, tables, HEADS + KV_HEADS, BLOCK_N, WIDTH, PAIRS
         )
     send(grad_k_desc, row + start, column, sum_k, k_tile)
-    tma.store_wait(0)
-    end_barriers(q_ready, STAGES)
-    end_barriers(grad_ready, STAGES)
-    end_barriers(kept_ready, 1)
+    finish(q_ready, grad_ready, kept_ready, STAGES)
 
 
 @gluon.jit
@@ -283,32 +230,10 @@ def seen(columns, first, last):
 
 @gluon.jit
 def attention_query_gradient(
-    q_desc,
-    k_desc,
-    v_desc,
-    grad_desc,
-    grad_q_desc,
-    out_ptr,
-    lse_ptr,
-    delta_ptr,
-    first_ptr,
-    cos_ptr,
-    sin_ptr,
-    norm_ptr,
-    scale,
-    scale_log2,
-    tokens,
-    range_stride,
-    out_stride,
-    HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    WIDTH: gl.constexpr,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
-    RAW: gl.constexpr,
-    PAIRS: gl.constexpr,
-):
+    q_desc, k_desc, v_desc, grad_desc, grad_q_desc, out_ptr, lse_ptr, delta_ptr, first_ptr, cos_ptr, sin_ptr, norm_ptr,
+    scale, scale_log2, tokens, range_stride, out_stride, HEADS: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, RAW: gl.constexpr, PAIRS: gl.constexpr,
+):  # fmt: skip
     """One query tile of one head, as `attention_ranges.attention_query_gradient`.
 
     A turn issues scores, then gradients of weights; beside the latter it forms weights. With the gradients of scores it
@@ -383,10 +308,7 @@ def attention_query_gradient(
             total, q_tile, row + start, start, head, tables, NORMS, BLOCK_M, WIDTH, PAIRS
         )  # fmt: skip
     send(grad_q_desc, row + start, head * WIDTH, total, q_tile)
-    tma.store_wait(0)
-    end_barriers(k_ready, STAGES)
-    end_barriers(v_ready, STAGES)
-    end_barriers(kept_ready, 1)
+    finish(k_ready, v_ready, kept_ready, STAGES)
 
 
 @gluon.jit
@@ -409,22 +331,9 @@ def softmax(s, largest, total, scale_log2):
 
 @gluon.jit
 def attention_forward(
-    q_desc,
-    k_desc,
-    v_desc,
-    out_desc,
-    lse_ptr,
-    first_ptr,
-    scale_log2,
-    tokens,
-    range_stride,
-    HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    WIDTH: gl.constexpr,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
-):
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, first_ptr, scale_log2, tokens, range_stride, HEADS: gl.constexpr,
+    GROUP: gl.constexpr, WIDTH: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
     """One query tile of one head, as `attention_ranges.attention_forward`.
 
     A turn issues the scores of its keys, then the sum with the weights and values of the turn before; beside the latter
@@ -495,125 +404,100 @@ def attention_forward(
     meet()  # nobody reads shared memory any more
     acc = acc / gl.convert_layout(total, gl.SliceLayout(1, sum_layout), assert_trivial=True)[:, None]
     send(out_desc, row + start, head * WIDTH, acc, q_tile)
-    tma.store_wait(0)
-    end_barriers(k_ready, STAGES)
-    end_barriers(v_ready, STAGES)
-    end_barriers(kept_ready, 1)
+    finish(k_ready, v_ready, kept_ready, STAGES)
 
 
-def operand(rows: Tensor, block: int, width: int) -> TensorDescriptor:
-    """A matrix that the copy engine moves in tiles of block x width."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8 * rows.element_size(), rank=2)
-    return TensorDescriptor.from_tensor(rows, [block, width], layout)
+@dataclass(frozen=True)
+class Raw:
+    """For gradients of the projections that gave q, k and v, instead of those of q, k and v (`heads_fused`)."""
+
+    cos: Tensor
+    sin: Tensor
+    norm: Tensor
+    """Scales of the norms, (N, H + H_kv) fp32."""
+    own: Tensor
+    """Values before they were mixed, (N, H_kv, D), a part of the joined projection."""
+    mix: Tensor | None
+    extra: Tensor | None
+    grad_extra: Tensor
+    parts: Tensor
+    """(key tiles x key heads, 2) fp32, to be filled: parts of the gradient of `mix`."""
 
 
-def _constants(q: Tensor, k: Tensor, tiles: Tiles) -> dict[str, Any]:
-    constants: dict[str, Any] = {
-        "HEADS": q.size(2),
-        "GROUP": q.size(2) // k.size(2),
-        "WIDTH": q.size(3),
-        "BLOCK_M": tiles.queries,
-        "BLOCK_N": tiles.keys,
-        "STAGES": tiles.stages,
-        "num_warps": tiles.warps,
-    }
-    return constants if tiles.registers is None else constants | {"maxnreg": tiles.registers}
+def _operands(rows: int, *tensors: Tensor) -> list[TensorDescriptor]:
+    """Tensors (B, T, H, D) that the copy engine moves in tiles of so many tokens of one head."""
+    return [operand(as_rows(x), rows, x.size(3)) for x in tensors]
+
+
+def _endings(raw: Raw | None, unread: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
+    """Angles and norms for the endings of the backward kernels, and switches."""
+    if raw is None:
+        return (unread, unread, unread), {"RAW": False, "PAIRS": 0}
+    return (raw.cos, raw.sin, raw.norm), {"RAW": True, "PAIRS": raw.cos.size(1)}
 
 
 def launch_forward(
     q: Tensor, k: Tensor, v: Tensor, first_key: Tensor, scale: float, tiles: Tiles = FORWARD
 ) -> tuple[Tensor, Tensor]:
     """As `attention_ranges.launch_forward`, for bf16 and fp16."""
-    batch, tokens, heads, width = q.shape
+    batch, tokens, heads, _ = q.shape
     out, lse = q.new_empty(q.shape), q.new_empty((batch, heads, tokens), dtype=torch.float32)
-    blocks = (tiles.queries, tiles.keys, tiles.keys, tiles.queries)
-    attention_forward[(tokens // tiles.queries, batch * heads)](
-        *(operand(as_rows(x), block, width) for x, block in zip((q, k, v, out), blocks, strict=True)),
-        lse,
-        first_key,
-        scale * LOG2_E,
-        tokens,
-        tokens if first_key.size(0) > 1 else 0,
-        **_constants(q, k, tiles),
-    )
+    descs = (*_operands(tiles.queries, q), *_operands(tiles.keys, k, v), *_operands(tiles.queries, out))
+    numbers = (scale * LOG2_E, tokens, tokens if first_key.size(0) > 1 else 0)
+    grid = (tokens // tiles.queries, batch * heads)
+    attention_forward[grid](*descs, lse, first_key, *numbers, STAGES=tiles.stages, **constants(q, k, tiles))
     return out, lse
 
 
 def launch_query_gradient(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    first_key: Tensor,
-    scale: float,
-    tiles: Tiles,
-    grad_q: Tensor,
-    raw: Raw | None = None,
-) -> Tensor:
-    """As `attention_ranges.launch_query_gradient`, for bf16 and fp16."""
-    batch, tokens, heads, width = q.shape
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, first_key: Tensor, scale: float,
+    tiles: Tiles, grad_q: Tensor, raw: Raw | None = None,
+) -> Tensor:  # fmt: skip
+    """As `attention_ranges.launch_query_gradient`, for bf16 and fp16; by `raw`, the gradient of the projection which
+    was normalised and turned to give q."""
+    batch, tokens, heads, _ = q.shape
     delta, out_rows = torch.empty_like(lse), as_rows(out)
-    blocks = (tiles.queries, tiles.keys, tiles.keys, tiles.queries, tiles.queries)
-    attention_query_gradient[(tokens // tiles.queries, batch * heads)](
-        *(operand(as_rows(x), block, width) for x, block in zip((q, k, v, grad, grad_q), blocks, strict=True)),
-        out_rows,
-        lse,
-        delta,
-        first_key,
-        *((lse, lse, lse) if raw is None else (raw.cos, raw.sin, raw.norm)),
-        scale,
-        scale * LOG2_E,
-        tokens,
-        tokens if first_key.size(0) > 1 else 0,
-        out_rows.stride(0),
-        RAW=raw is not None,
-        PAIRS=0 if raw is None else raw.cos.size(1),
-        **_constants(q, k, tiles),
-    )
+    descs = (*_operands(tiles.queries, q), *_operands(tiles.keys, k, v), *_operands(tiles.queries, grad, grad_q))
+    tables, switches = _endings(raw, unread=lse)
+    numbers = (scale, scale * LOG2_E, tokens, tokens if first_key.size(0) > 1 else 0, out_rows.stride(0))
+    sizes = {"STAGES": tiles.stages, **constants(q, k, tiles)}
+    grid = (tokens // tiles.queries, batch * heads)
+    attention_query_gradient[grid](*descs, out_rows, lse, delta, first_key, *tables, *numbers, **switches, **sizes)
     return delta
 
 
 def launch_key_gradient(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lse: Tensor,
-    delta: Tensor,
-    end_query: Tensor,
-    scale: float,
-    tiles: Tiles,
-    grad_k: Tensor,
-    grad_v: Tensor,
-    raw: Raw | None = None,
-) -> None:
-    """As `attention_ranges.launch_key_gradient`, for bf16 and fp16."""
-    batch, tokens, kv_heads, width = k.shape
-    own = v if raw is None or raw.mix is None else raw.own.view(v.shape)
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, end_query: Tensor, scale: float,
+    tiles: Tiles, grad_k: Tensor, grad_v: Tensor, raw: Raw | None = None,
+) -> None:  # fmt: skip
+    """As `attention_ranges.launch_key_gradient`, for bf16 and fp16; by `raw`, the gradients of the projections which
+    were normalised and turned to give k, and mixed to give v. Each program leaves its part of the mixing scalars'
+    gradient in its row of `raw.parts`, to be summed in a fixed order."""
+    batch, tokens, kv_heads, _ = k.shape
+    tables, switches = _endings(raw, unread=lse)
+    own, mix, parts = v, lse, lse  # unread
+    if mixed := raw is not None and raw.mix is not None:
+        own, mix, parts = raw.own.view(v.shape), raw.mix, raw.parts
     extra, grad_extra = own, grad_v  # unread, but an order for two tiles must have two sources
-    if raw is not None and raw.extra is not None:
+    if with_extra := raw is not None and raw.extra is not None:
         extra, grad_extra = raw.extra.view(v.shape), raw.grad_extra.view(v.shape)
-    by_query, by_key = tiles.queries, tiles.keys
-    given = ((q, by_query), (k, by_key), (v, by_key), (grad, by_query))
-    tables = [lse] * 3 if raw is None else [raw.cos, raw.sin, raw.norm]
-    attention_key_gradient[(tokens // by_key, batch * kv_heads)](
-        *(operand(as_rows(x), block, width) for x, block in given),
-        *(operand(as_rows(x), by_key, width) for x in (grad_k, grad_v, own, extra, grad_extra)),
-        lse,
-        delta,
-        end_query,
-        *tables,
-        lse if raw is None or raw.mix is None else raw.mix,
-        lse if raw is None else raw.parts,
-        scale,
-        scale * LOG2_E,
-        tokens,
-        tokens if end_query.size(0) > 1 else 0,
-        RAW=raw is not None,
-        PAIRS=0 if raw is None else raw.cos.size(1),
-        MIXED=raw is not None and raw.mix is not None,
-        EXTRA=raw is not None and raw.extra is not None,
-        **_constants(q, k, tiles),
-    )
+    descs = (*_operands(tiles.queries, q), *_operands(tiles.keys, k, v), *_operands(tiles.queries, grad))
+    descs += (*_operands(tiles.keys, grad_k, grad_v, own, extra, grad_extra),)
+    numbers = (scale, scale * LOG2_E, tokens, tokens if end_query.size(0) > 1 else 0)
+    switches |= {"MIXED": mixed, "EXTRA": with_extra, "STAGES": tiles.stages, **constants(q, k, tiles)}
+    grid = (tokens // tiles.keys, batch * kv_heads)
+    attention_key_gradient[grid](*descs, lse, delta, end_query, *tables, mix, parts, *numbers, **switches)
+
+
+def fill_gradients(
+    grads: tuple[Tensor, Tensor, Tensor], grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    first_key: Tensor, end_query: Tensor, scale: float, raw: Raw | None = None,
+) -> None:  # fmt: skip
+    """Both kernels. `grads` take the gradients of q, k and v, or by `raw` those of their projections."""
+    delta = launch_query_gradient(grad, q, k, v, out, lse, first_key, scale, BACKWARD_QUERIES, grads[0], raw)
+    launch_key_gradient(grad, q, k, v, lse, delta, end_query, scale, BACKWARD_KEYS, *grads[1:], raw)
+
+
+def raw_parts(q: Tensor, kv_heads: int) -> Tensor:
+    """`Raw.parts` for queries (N, ...)."""
+    return q.new_zeros(q.size(0) // BACKWARD_KEYS.keys * kv_heads, 2, dtype=torch.float32)

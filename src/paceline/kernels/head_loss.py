@@ -46,15 +46,9 @@ def _head_loss(
 
 @torch.library.custom_op("paceline::head_loss_chunked_backward", mutates_args=())
 def _head_loss_backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    log_sum: Tensor,
-    cap: float | None,
-    ignore: int,
+    grad: Tensor, x: Tensor, weight: Tensor, targets: Tensor, log_sum: Tensor, cap: float | None, ignore: int,
     chunk: int,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Gradients of x and weight."""
     counted = targets != ignore
     safe, scale = targets.where(counted, 0), grad * counted

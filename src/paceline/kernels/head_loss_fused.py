@@ -3,7 +3,7 @@
 The logits z of a chunk of tokens are one product. The gradient of a row is its exponentials times the slope of the cap,
 divided by their sum, and one less at the target. Where the copy engine can address the logits and a cap c bounds them,
 no maximum is needed, and the product itself stores exp(c)·dc/dz and sums exp(c), beside the products of the next tiles
-(`product_pingpong`). The division waits: it is one factor for a row, which the products that carry the gradient on to x
+(`gemm_pingpong`). The division waits: it is one factor for a row, which the products that carry the gradient on to x
 and the head rows leave on their way. So nobody reads a logit again but the target's, a product of two short rows.
 Elsewhere the logits are stored, and one kernel takes the loss of each row, reading it twice (the second time from the
 cache), and leaves the gradient in its place. No product is computed twice and no fp32 logits exist. The gradient is
@@ -46,19 +46,9 @@ def head_loss_fused(
 
 @triton.jit
 def head_loss_rows(
-    logits_ptr,
-    targets_ptr,
-    losses_ptr,
-    vocab,
-    cap,
-    ignore,
-    CAPPED: tl.constexpr,
-    SHIFTED: tl.constexpr,
-    WITH_GRADIENT: tl.constexpr,
-    HARDWARE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TAIL: tl.constexpr,
-):
+    logits_ptr, targets_ptr, losses_ptr, vocab, cap, ignore, CAPPED: tl.constexpr, SHIFTED: tl.constexpr,
+    WITH_GRADIENT: tl.constexpr, HARDWARE: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
     """One row of raw logits (row-contiguous, `vocab` columns): its loss, and in place of the logits the gradient.
     SHIFTED: the sum of exponentials needs a running maximum. All exponentials are in base 2. HARDWARE: tanh by the
     GPU's own instruction. What whole blocks leave over is a block of TAIL, masked."""
@@ -93,26 +83,10 @@ def head_loss_rows(
 
 @triton.jit
 def head_loss_targets(
-    slopes_ptr,
-    sums_ptr,
-    x_ptr,
-    weight_ptr,
-    targets_ptr,
-    losses_ptr,
-    shares_ptr,
-    shared_x_ptr,
-    rows,
-    parts,
-    vocab,
-    width,
-    cap,
-    ignore,
-    WITH_GRADIENT: tl.constexpr,
-    HARDWARE: tl.constexpr,
-    PARTS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    slopes_ptr, sums_ptr, x_ptr, weight_ptr, targets_ptr, losses_ptr, shares_ptr, shared_x_ptr, rows, parts, vocab,
+    width, cap, ignore, WITH_GRADIENT: tl.constexpr, HARDWARE: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
-):
+):  # fmt: skip
     """What is left to do for ROWS rows whose slopes and sums of exponentials are known, the sums in `parts` parts:
     their losses; the slope at each target, where the gradient is another; the share that a row's slopes are to be
     multiplied by, and x times it. PARTS and WIDTH: the next powers of two."""
@@ -257,15 +231,9 @@ def _head_loss(
 
 
 def _slopes(
-    x: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    cap: float | None,
-    ignore: int,
-    slopes: Tensor,
-    losses: Tensor,
+    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, ignore: int, slopes: Tensor, losses: Tensor,
     shares: Tensor,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Losses of these rows into `losses`. Unless `shares` is empty, into `slopes` the gradient of their logits, up to a
     factor for each row that goes into `shares`; x times it comes back."""
     with_gradient = len(shares) > 0
@@ -273,7 +241,7 @@ def _slopes(
         torch.mm(x, weight.T, out=slopes)
         launch_rows(slopes, targets, losses, cap, ignore, with_gradient=with_gradient)
         return x
-    from paceline.kernels.product_pingpong import slopes_and_sums  # the interpreter of Triton knows no Gluon
+    from paceline.kernels.gemm_pingpong import slopes_and_sums  # the interpreter of Triton knows no Gluon
 
     sums = slopes_and_sums(x, weight, cap, out=slopes)
     return launch_targets(slopes, sums, x, weight, targets, losses, shares, cap, ignore)
@@ -298,61 +266,27 @@ def launch_rows(
 ) -> None:
     """Losses of these rows into `losses`; with `with_gradient`, their gradients over `logits`."""
     rows, vocab = logits.shape
-    head_loss_rows[(rows,)](
-        logits,
-        targets,
-        losses,
-        vocab,
-        1.0 if cap is None else cap,
-        ignore,
-        CAPPED=cap is not None,
-        SHIFTED=cap is None or cap > UNSHIFTED_CAP,
-        WITH_GRADIENT=with_gradient,
-        HARDWARE=_by_hardware(logits),
-        BLOCK=BLOCK,
-        TAIL=triton.next_power_of_2(vocab % BLOCK or 1),
-        num_warps=WARPS,
-    )
+    switches = {"CAPPED": cap is not None, "SHIFTED": cap is None or cap > UNSHIFTED_CAP}
+    switches |= {"WITH_GRADIENT": with_gradient, "HARDWARE": _by_hardware(logits)}
+    sizes = {"BLOCK": BLOCK, "TAIL": triton.next_power_of_2(vocab % BLOCK or 1), "num_warps": WARPS}
+    given = (vocab, 1.0 if cap is None else cap, ignore)
+    head_loss_rows[(rows,)](logits, targets, losses, *given, **switches, **sizes)
 
 
 def launch_targets(
-    slopes: Tensor,
-    sums: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    losses: Tensor,
-    shares: Tensor,
-    cap: float,
-    ignore: int,
-) -> Tensor:
-    """Losses of these rows into `losses`. `slopes` and `sums` are those of `product_pingpong.slopes_and_sums`. Unless
+    slopes: Tensor, sums: Tensor, x: Tensor, weight: Tensor, targets: Tensor, losses: Tensor, shares: Tensor,
+    cap: float, ignore: int,
+) -> Tensor:  # fmt: skip
+    """Losses of these rows into `losses`. `slopes` and `sums` are those of `gemm_pingpong.slopes_and_sums`. Unless
     `shares` is empty, the slopes at targets are exchanged, so that shares·slopes is the gradient of the logits; back
     comes x times its share."""
-    rows, vocab = slopes.shape
+    (rows, vocab), (parts, width) = slopes.shape, (sums.size(0), x.size(1))
     shared_x = torch.empty_like(x)
-    head_loss_targets[(triton.cdiv(rows, TARGET_ROWS),)](
-        slopes,
-        sums,
-        x,
-        weight,
-        targets,
-        losses,
-        shares,
-        shared_x,
-        rows,
-        sums.size(0),
-        vocab,
-        x.size(1),
-        cap,
-        ignore,
-        WITH_GRADIENT=len(shares) > 0,
-        HARDWARE=_by_hardware(slopes),
-        PARTS=triton.next_power_of_2(sums.size(0)),
-        WIDTH=triton.next_power_of_2(x.size(1)),
-        ROWS=TARGET_ROWS,
-        num_warps=TARGET_WARPS,
-    )
+    tensors = (slopes, sums, x, weight, targets, losses, shares, shared_x)
+    sizes = {"PARTS": triton.next_power_of_2(parts), "WIDTH": triton.next_power_of_2(width), "ROWS": TARGET_ROWS}
+    options = {"WITH_GRADIENT": len(shares) > 0, "HARDWARE": _by_hardware(slopes), "num_warps": TARGET_WARPS}
+    grid = (triton.cdiv(rows, TARGET_ROWS),)
+    head_loss_targets[grid](*tensors, rows, parts, vocab, width, cap, ignore, **sizes, **options)
     return shared_x
 
 
@@ -374,11 +308,8 @@ def _keep(ctx, inputs, output) -> None:
 
 def _scale(ctx, grad_total, *_):
     grad_x, shares, grad_weight = ctx.saved_tensors
-    return (
-        (grad_total * shares[:, None] * grad_x).to(grad_x.dtype),
-        (grad_total * grad_weight).to(grad_weight.dtype),
-        *(None,) * 5,
-    )
+    scaled_x = (grad_total * shares[:, None] * grad_x).to(grad_x.dtype)
+    return scaled_x, (grad_total * grad_weight).to(grad_weight.dtype), *(None,) * 5
 
 
 _head_loss.register_autograd(_scale, setup_context=_keep)

@@ -8,7 +8,7 @@ slope follows: d relu(z)²/dz = 2 relu(z) = 2 sqrt(relu(z)²). That halves what 
 import torch
 from torch import Tensor
 
-from paceline.kernels.product_fused import product
+from paceline.kernels.gemm_epilogue import product
 
 
 def mlp_fused(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ def _through_slope(grad: Tensor, down: Tensor, kept: Tensor) -> Tensor:
     """grad down · 2 sqrt(kept). The interpreter of Triton knows no Gluon, so a CPU takes the simpler kernel."""
     if not grad.is_cuda:
         return product(grad, down.T, "relu2_backward", kept)
-    from paceline.kernels.product_pingpong import slope_product
+    from paceline.kernels.gemm_pingpong import slope_product
 
     return slope_product(grad, down, kept)
 

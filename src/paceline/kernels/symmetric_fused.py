@@ -56,20 +56,9 @@ def muon_symmetric(
 def _symmetric(x: Tensor, base: Tensor, *, alpha: float, beta: float) -> Tensor:
     n, rows, depth = x.shape
     out = x.new_empty(n, rows, rows)
-    square = [TILE, TILE]
-    tiles = rows // TILE
-    muon_symmetric[(tiles * (tiles + 1) // 2, n)](
-        TensorDescriptor.from_tensor(x.view(n * rows, depth), [TILE, DEPTH]),
-        TensorDescriptor.from_tensor(base.view(n * rows, -1), square),
-        TensorDescriptor.from_tensor(out.view(n * rows, rows), square),
-        rows,
-        depth,
-        alpha,
-        beta,
-        ADDS=beta != 0.0,
-        TILE=TILE,
-        DEPTH=DEPTH,
-        num_warps=WARPS,
-        num_stages=STAGES,
-    )
+    stacks = ((x.view(n * rows, depth), DEPTH), (base.view(n * rows, -1), TILE), (out.view(n * rows, rows), TILE))
+    descs = (TensorDescriptor.from_tensor(stack, [TILE, columns]) for stack, columns in stacks)
+    tiles, sizes = rows // TILE, {"TILE": TILE, "DEPTH": DEPTH, "num_warps": WARPS, "num_stages": STAGES}
+    grid = (tiles * (tiles + 1) // 2, n)
+    muon_symmetric[grid](*descs, rows, depth, alpha, beta, ADDS=beta != 0.0, **sizes)
     return out

@@ -1,132 +1,103 @@
-"""What a technique is: a name, its switches, and where to find its reason, its code, its proof and its price. No torch.
+"""Techniques: a name, the switches that turn one on, and where it has something to do. No torch.
 
-A technique is in a config when every `given` holds and every switch has an on-value. The tables in `table/` say in
-which record presets that is so, and a test compares them with the presets, so the two cannot drift apart. A technique
-without switches is always there; `given` then says where it has something to do.
+`techniques.toml` lists them by topic. A technique is in a config when every `given` holds and every switch has an
+on-value, so the presets that have it are computed. What each is, its code, tests and cost are in docs/techniques.
 """
 
+import difflib
+import functools
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
+from paceline.core.errors import ConfigError, UserError
+from paceline.core.migrations import leaves
 from paceline.core.schema import flatten, from_dict, to_dict
+from paceline.recipes.presets import preset
 from paceline.recipes.records import PUBLIC
-from paceline.train.config import RunConfig
+from paceline.settings.run import RunConfig
 
-NEWEST = "r18-softcap"
-"""Where a technique that no record has is shown."""
+Value = bool | int | float | str | tuple[int, ...] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Switch:
     """A dotted field of RunConfig, with the value that means on and the one that means off."""
 
     field: str
-    on: Any
-    off: Any
-    also_on: tuple[Any, ...] = ()
-    """Other values under which the technique is there too."""
+    on: Value = None
+    off: Value = None
+    also_on: tuple[Value, ...] = ()  # other values under which the technique is there too
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Given:
     """A setting without which the technique has nothing to do."""
 
     field: str
-    among: tuple[Any, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """One number that we measured, with its interval and the place where it can be looked up."""
-
-    what: str
-    """Quantity and unit; of a difference, with the technique minus without it."""
-    value: float
-    low: float | None = None
-    high: float | None = None
-    """Ends of the 95 % interval; None: a single run."""
-    n: int
-    """Runs, or pairs of runs."""
-    file: str
-    """Under benchmarks/results."""
-    at: str
-    """Path inside the file: `effects/softcap-15/leave-one-out/loss` (`results.looked_up`)."""
-
-    def __str__(self) -> str:
-        interval = "" if self.low is None or self.high is None else f"95 %: {self.low:g} to {self.high:g}, "
-        return f"{self.what} {self.value:g} ({interval}n = {self.n})"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    said: str
-    """What we measured. In a technique's, `{0[val_loss]:.4f}` stands for a value of the first file; a claim is also
-    shown where there are no files, and has its numbers written out."""
-    files: tuple[str, ...] = ()
-    """Under benchmarks/results; those of the figures need not be named again."""
-    figures: tuple[Figure, ...] = ()
-    indicative: str | None = None
-    """What it was measured on, if that is too small or too slow to settle anything about the full size."""
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """Every file it draws on."""
-        return tuple(dict.fromkeys((*self.files, *(figure.file for figure in self.figures))))
-
-    def in_words(self, said: str) -> str:
-        """`said`, which may have its numbers filled in, with the figures and how far they reach."""
-        figures = f"{'; '.join(map(str, self.figures))}." if self.figures else ""
-        mark = f"Indicative only: {self.indicative}." if self.indicative else ""
-        return " ".join(part for part in (said, figures, mark) if part)
+    among: tuple[Value, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Technique:
     key: str
+    topic: str
     title: str
-    what: str
-    formula: str | None = None
     record: int | None = None
-    """The record that brought it; None if no record has it or the public logs do not tell which one did."""
-    presets: tuple[str, ...]
-    """The record presets that have it."""
+    """The record that brought it; None if no record has it or the public logs do not say which one did."""
     switches: tuple[Switch, ...] = ()
     given: tuple[Given, ...] = ()
-    code: tuple[str, ...]
-    """`file:symbol`, the file under src/paceline."""
-    tests: tuple[str, ...]
-    """`file::test`, the file under tests."""
-    public: str
-    """What the public logs say it bought, or that none of them isolates it."""
-    cost: str
-    measurements: tuple[Measurement, ...] = ()
+    records: tuple[int, ...] = ()  # first and last record of a change that only the original scripts made
 
-    @property
-    def shown_on(self) -> str:
-        """The preset on which commands show the technique: the newest that has it."""
-        return self.presets[-1] if self.presets else NEWEST
+    @functools.cached_property
+    def presets(self) -> tuple[str, ...]:
+        if self.records:
+            first, last = self.records
+            return tuple(name for name, public in PUBLIC.items() if first <= public.record <= last)
+        return tuple(name for name in PUBLIC if is_in(self, preset(name)))
 
 
-def records(first: int, last: int) -> tuple[str, ...]:
-    """The presets of all records from one number to another."""
-    return tuple(name for name, result in PUBLIC.items() if first <= result.record <= last)
+@functools.cache
+def techniques() -> dict[str, Technique]:
+    """All by key, in the order of the file."""
+    topics = tomllib.loads(resources.files("paceline.lab").joinpath("techniques.toml").read_text(encoding="utf-8"))
+    return {
+        key: from_dict(Technique, {"key": key, "topic": topic, **_with_switches(key, row)}, at=key)
+        for topic, group in topics.items()
+        for key, row in group.items()
+    }
+
+
+def _with_switches(key: str, row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the file with its settings as switches and conditions."""
+    switches: dict[str, dict[str, Any]] = {}
+    for name, value in leaves({part: fields for part, fields in row.items() if part != "given"}):
+        field, _, state = name.rpartition(".")
+        if state in ("on", "off", "also_on"):
+            switches.setdefault(field, {"field": field})[state] = value
+        elif field:
+            if not isinstance(value, list) or len(value) < 2:
+                raise ConfigError(f"{key}.{name}: expected [off, on], got {value!r}")
+            switches[name] = {"field": name, "off": value[0], "on": value[1], "also_on": value[2:]}
+    plain = {name: value for name, value in row.items() if not isinstance(value, dict)}
+    given = [{"field": name, "among": among} for name, among in leaves(row.get("given", {}))]
+    return {**plain, "switches": list(switches.values()), "given": given}
+
+
+def technique(key: str) -> Technique:
+    if key not in techniques():
+        near = difflib.get_close_matches(key, techniques(), n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}?" if near else "docs/techniques/index.md lists them"
+        raise UserError(f"technique {key!r} does not exist; {hint}")
+    return techniques()[key]
 
 
 def is_in(technique: Technique, config: RunConfig) -> bool:
     values = dict(flatten(config))
-    return all(values[given.field] in given.among for given in technique.given) and all(
-        values[switch.field] in (switch.on, *switch.also_on) for switch in technique.switches
-    )
-
-
-def switched_off(technique: Technique, config: RunConfig) -> RunConfig:
-    """The config without the technique, and otherwise as it was."""
-    return with_values(config, {switch.field: switch.off for switch in technique.switches})
-
-
-def switched_on(technique: Technique, config: RunConfig) -> RunConfig:
-    return with_values(config, {switch.field: switch.on for switch in technique.switches})
+    holds = all(values[given.field] in given.among for given in technique.given)
+    return holds and all(values[switch.field] in (switch.on, *switch.also_on) for switch in technique.switches)
 
 
 def with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
@@ -141,21 +112,8 @@ def with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     return from_dict(RunConfig, whole)
 
 
-def command(technique: Technique) -> str | None:
-    """The command that trains a record without the technique, or with it where no record has it. None: no switch."""
-    if not technique.switches:
-        return None
-    flags = [flag(switch.field, switch.off if technique.presets else switch.on) for switch in technique.switches]
-    return " ".join(["paceline train", technique.shown_on, *flags])
-
-
-def flag(field: str, value: Any) -> str:
-    """A field and its value as a person types them for `paceline train`."""
-    return " ".join(flag_words(field, value))
-
-
 def flag_words(field: str, value: Any) -> list[str]:
-    """The same as a program passes them."""
+    """A field and its value as a program passes them to `paceline train`."""
     *path, leaf = field.replace("_", "-").split(".")
     if isinstance(value, bool):
         return ["--" + ".".join([*path, leaf if value else f"no-{leaf}"])]

@@ -1,20 +1,23 @@
 """The run card: one small file that says what was run, on what, and what came out.
 
 Reports, comparisons and boards read cards, the config beside them and the metrics, never a checkpoint. A card is
-written when a run starts, at its validations and at its end, always whole, so that a killed run still has one that
-says `finished: false`. Values not known yet are null. Reading is strict: a card of another format, or one that was
-edited into nonsense, is an error that names the file, not a row in a table.
+written when a run starts, at its validations and at its end, always whole, so a killed run has one that says
+`finished: false`. Values not known yet are null. Reading is strict: a card of another format is an error.
 """
 
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
 from paceline.core.environment import CodeVersion
 from paceline.core.errors import ConfigError, RunError
 from paceline.core.files import write_json
+from paceline.core.migrations import migrate_field
 from paceline.core.schema import changes, from_dict, read_json, to_dict
-from paceline.metrics.records import finite
+from paceline.metrics.meter import Meter
+from paceline.metrics.metrics_file import EvalMetrics, finite
 
 CARD_FILE = "card.json"
 CARD_FORMAT = 1
@@ -34,30 +37,18 @@ class Evaluation:
     """What a checkpoint was worth on one thing, judged after training (`paceline evaluate`)."""
 
     kind: Literal["validation", "text", "hellaswag", "task"]
-    name: str
-    """Of the folder, the file or the task, without the way there."""
-    step: int
-    """Of the checkpoint."""
-    made: str
-    """ISO 8601 with offset."""
-    figures: dict
-    """Name to number: loss, bits_per_byte, acc …"""
-    of: dict
-    """What the figures stand for: how many tokens, bytes or examples, the file's hash, the settings."""
+    name: str  # of the folder, the file or the task, without the way there
+    step: int  # of the checkpoint
+    made: str  # ISO 8601 with offset
+    figures: dict  # name to number: loss, bits_per_byte, acc …
+    of: dict  # what the figures stand for: how many tokens, bytes or examples, the file's hash, the settings
     positions: tuple[tuple[int | float | bool | None, ...], ...] = ()
     """A row per bucket of places in the document: POSITION_COLUMNS."""
 
 
 POSITION_COLUMNS = ("first", "last", "inside_window", "tokens", "loss")
 """Meaning of a row of `Evaluation.positions`."""
-SAME_EXPERIMENT = (
-    "seed", "data.dir", "evaluate.every", "checkpoint.", "metrics.", "train.stop_after", "train.threads",
-    "train.memory_limit_gib",
-)  # fmt: skip
-"""Fields, or beginnings of their names, that make no other experiment of a run: they change nothing of what is computed
-but, at most, its last bits. Data count by their fingerprint, not by their folder."""
-LOSS_COLUMNS = ("step", "val_loss", "val_bpb", "train_s", "wall_s")
-"""Meaning of a row of `RunCard.losses`."""
+LOSS_COLUMNS = ("step", "val_loss", "val_bpb", "train_s", "wall_s")  # meaning of a row of `RunCard.losses`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +75,13 @@ class RunCard:
     gzip_bpb: float | None = None
     """What `gzip -9` needs for that text, known once a run has ended with a sample."""
     train_s: float | None = None
-    """By the records' rule: from step `train.free_steps`, without validation and checkpoints."""
+    """By the records' rule: from step `train.untimed_steps`, without validation and checkpoints."""
     wall_s: float | None = None
     """Since launch."""
     startup_s: float | None = None
     """Launch to first step."""
     first_steps_s: float | None = None
-    """The free steps, compilation included."""
+    """The untimed steps, compilation included."""
     tokens_per_s: float | None = None
     """Over the timed steps."""
     mfu: float | None = None
@@ -111,7 +102,7 @@ class RunCard:
     """ISO 8601 with offset."""
     ended: str | None = None
     fit: dict | None = None
-    """How a step is cut (`train.ladder.Rung`); a resumed run goes on so."""
+    """How a step is cut (`parallel.memory_plans.MemoryPlan`); a resumed run goes on so."""
     notes: tuple[str, ...] = ()
     """What was done otherwise than asked, for the reader of the figures."""
     losses: tuple[tuple[int | float | None, ...], ...] = ()
@@ -145,6 +136,24 @@ def _listed(value: Any) -> Any:
     return [_listed(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def judged(card: RunCard, found: list[EvalMetrics], meter: Meter) -> RunCard:
+    newest = found[-1]
+    return replace(
+        card,
+        val_loss=newest.val_loss,
+        val_bpb=newest.val_bpb,
+        steps_done=newest.step,
+        tokens=newest.tokens,
+        train_s=meter.train_s,
+        wall_s=meter.wall_s,
+        losses=tuple((e.step, e.val_loss, e.val_bpb, e.train_s, e.wall_s) for e in found),
+    )
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def write_card(folder: Path, card: RunCard) -> None:
     """Replace the folder's card, wholly or not at all. Losses that are not finite become null."""
     write_json(folder / CARD_FILE, finite(to_dict(card)))
@@ -157,27 +166,20 @@ def read_card(folder: Path) -> RunCard:
         raise RunError(f"{path}: does not exist, so this is not the folder of a run; give one such as runs/demo")
     try:
         values = read_json(path)
-        _check_format(path, values)
-        return from_dict(RunCard, values)
+        found = values.get("format") if isinstance(values, dict) else None
+        if found != CARD_FORMAT:
+            cure = f"this version reads {CARD_FORMAT}; use the version that wrote it"
+            raise RunError(f"{path}: has card format {found!r}, {cure}")
+        card = from_dict(RunCard, values)
     except ConfigError as error:
         place = "" if str(error).startswith(str(path)) else f"{path}: "
         raise RunError(f"{place}{error}") from None
+    today = [(migrate_field(change.field), change) for change in card.diff]  # None: a setting that is gone
+    return replace(card, diff=tuple(replace(change, field=name) for name, change in today if name is not None))
 
 
 def add_evaluation(folder: Path, evaluation: Evaluation) -> None:
     """Put it on the folder's card, in place of an older one of the same thing under the same conditions."""
-    card = read_card(folder)
-    others = tuple(old for old in card.evaluations if _subject(old) != _subject(evaluation))
+    card, subject = read_card(folder), attrgetter("kind", "name", "step", "of")
+    others = tuple(old for old in card.evaluations if subject(old) != subject(evaluation))
     write_card(folder, replace(card, evaluations=(*others, evaluation)))
-
-
-def _subject(evaluation: Evaluation) -> tuple[str, str, int, dict]:
-    return evaluation.kind, evaluation.name, evaluation.step, evaluation.of
-
-
-def _check_format(path: Path, values: Any) -> None:
-    found = values.get("format") if isinstance(values, dict) else None
-    if found != CARD_FORMAT:
-        raise RunError(
-            f"{path}: has card format {found!r}, this version reads {CARD_FORMAT}; use the version that wrote it"
-        )

@@ -1,22 +1,31 @@
 """What a person sees while a run goes on: a live line on a terminal, a few plain lines anywhere else."""
 
 import sys
-from typing import TextIO
+from typing import Any, Literal, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
 
 from paceline.core.units import human_seconds
 from paceline.metrics.meter import seconds_left
-from paceline.metrics.records import EvalRecord, StepRecord
+from paceline.metrics.metrics_file import EvalMetrics, Metrics, StepMetrics
 
-PLAIN_LINES = 20
-"""Step lines of a whole run where there is no terminal; a log should stay readable."""
+PLAIN_LINES = 20  # step lines of a whole run where there is no terminal; a log should stay readable
 
 
 def console_on(file: TextIO, *, width: int | None = None) -> Console:
     """A terminal only where the stream is one. A notebook asks for colour and is none: it would get escape codes."""
     return Console(file=file, width=width, force_terminal=file.isatty(), force_jupyter=False)
+
+
+def plain_table(*headings: str, **options: Any) -> Table:
+    """Columns by heading; one that starts with > holds numbers."""
+    table = Table(box=None, pad_edge=False, **options)
+    for heading in headings:
+        justify: Literal["left", "right"] = "right" if heading.startswith(">") else "left"
+        table.add_column(heading.removeprefix(">"), justify=justify, overflow="fold")
+    return table
 
 
 class ConsoleSink:
@@ -32,24 +41,19 @@ class ConsoleSink:
         self._progress: Progress | None = None
         self._task = TaskID(0)
         if self._console.is_terminal:
-            self._start_live(start_step)
+            columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
+            self._progress = Progress(*columns, console=self._console, transient=True)
+            self._task = self._progress.add_task("starting", total=steps, completed=start_step)
+            self._progress.start()
 
-    def _start_live(self, start_step: int) -> None:
-        columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
-        self._progress = Progress(*columns, console=self._console, transient=True)
-        self._task = self._progress.add_task("starting", total=self._steps, completed=start_step)
-        self._progress.start()
-
-    def step(self, record: StepRecord) -> None:
-        line = step_line(record, self._steps)
-        if self._progress is not None:
-            self._progress.update(self._task, completed=record.step, description=line)
-        elif (due := record.step * PLAIN_LINES // self._steps) > self._last_line:
+    def write(self, metrics: Metrics) -> None:
+        if isinstance(metrics, EvalMetrics):
+            self._print(eval_line(metrics, self._steps))
+        elif self._progress is not None:
+            self._progress.update(self._task, completed=metrics.step, description=step_line(metrics, self._steps))
+        elif (due := metrics.step * PLAIN_LINES // self._steps) > self._last_line:
             self._last_line = due
-            self._print(line)
-
-    def evaluation(self, record: EvalRecord) -> None:
-        self._print(eval_line(record, self._steps))
+            self._print(step_line(metrics, self._steps))
 
     def close(self) -> None:
         if self._progress is not None:
@@ -59,7 +63,7 @@ class ConsoleSink:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def step_line(record: StepRecord, steps: int) -> str:
+def step_line(record: StepMetrics, steps: int) -> str:
     parts = [_step(record.step, steps), f"loss {_number(record.train_loss)}"]
     if record.tokens_per_s:
         left_s = seconds_left(steps - record.step, record.tokens / record.step, record.tokens_per_s)
@@ -67,7 +71,7 @@ def step_line(record: StepRecord, steps: int) -> str:
     return "  ".join(parts)
 
 
-def eval_line(record: EvalRecord, steps: int) -> str:
+def eval_line(record: EvalMetrics, steps: int) -> str:
     parts = [_step(record.step, steps), f"val loss {_number(record.val_loss)}"]
     if record.val_bpb is not None:
         parts.append(f"{_number(record.val_bpb)} bits/byte")

@@ -1,4 +1,4 @@
-"""How many parameters a model has and how much arithmetic a token costs, by formula. No torch.
+"""How much arithmetic a token costs, from the model's own description. No torch.
 
 Counted: the products with weights (6 per weight and token: 2 forward, 4 backward) and attention's two products over
 the keys that the window lets through. Not counted: norms, rotary, the loss, the optimizer, recomputation; and document
@@ -6,9 +6,14 @@ borders, which depend on the data, so that with a document mask the attention pa
 """
 
 import functools
+from collections import Counter
+from collections.abc import Mapping
 
 from paceline.core.units import BLOCK_TOKENS
-from paceline.model.config import ModelConfig
+from paceline.settings.model import ModelConfig, WindowKind
+from paceline.settings.run import RunConfig
+from paceline.settings.schedule import sampled_steps, tokens_before, windows_at
+from paceline.settings.spec import describe
 
 DENSE_BF16_FLOPS = {
     "NVIDIA A100-SXM4-40GB": 312e12,
@@ -24,64 +29,25 @@ DENSE_BF16_FLOPS = {
     "NVIDIA GeForce RTX 4090": 165e12,
     "NVIDIA GeForce RTX 5090": 210e12,
 }
-"""The makers' figures by the name the driver gives, without sparsity. Names are matched whole: a guess from a part of
-a name would give a wrong utilisation without a word."""
+"""The makers' figures without sparsity, by the name the driver gives, matched whole."""
 
 
-def parameter_counts(model: ModelConfig) -> dict[str, int]:
-    """Parameters by part, and `total`. A tied head counts once, as the token embedding."""
-    counts = {
-        "token_embedding": model.embedding_rows * model.width,
-        "value_embeddings": model.num_value_tables * model.embedding_rows * model.kv_width,
-        "head": 0 if model.tied_head else model.head_rows * model.width,
-        "block_matrices": block_matrix_weights(model),
-        "scalars": _scalars(model),
-    }
-    return {**counts, "total": sum(counts.values())}
+def flops_per_token(model: ModelConfig, *, sequence_tokens: int, windows: Mapping[WindowKind, int]) -> float:
+    """Forward and backward arithmetic of one token at one window of each kind."""
+    attention = 0.0
+    for shape in model.attending:  # scores and mix: 2 · 2 FLOP a key forward, twice that backward
+        keys = mean_visible_keys(model.window.unit, windows.get(shape.window), sequence_tokens)
+        attention += 6 * keys * shape.num_heads * (shape.qk_dim + shape.v_dim)
+    return 6 * describe(model).product_weights() + attention
 
 
-def block_matrix_weights(model: ModelConfig) -> int:
-    """Weights of queries, keys, values, outputs and the MLP, over all blocks."""
-    attention = 2 * model.width * (model.width + model.kv_width)
-    mlp = 2 * model.width * model.mlp_width
-    return _attention_layers(model) * attention + model.num_layers * mlp
-
-
-def _scalars(model: ModelConfig) -> int:
-    x0_mix = 2 * model.num_layers if model.x0_mix else 0
-    skips = model.num_layers // 2 if model.unet_skips else 0
-    value_mix = model.value_lambdas * _attention_layers(model) if model.value_path != "plain" else 0
-    return x0_mix + skips + value_mix
-
-
-def _attention_layers(model: ModelConfig) -> int:
-    return model.num_layers - len(model.attentionless)
-
-
-def flops_per_token(model: ModelConfig, *, sequence_tokens: int, window_tokens: int | None) -> float:
-    """Forward and backward arithmetic of one token at one window."""
-    weights = block_matrix_weights(model) + model.head_rows * model.width  # a tied head is multiplied all the same
-    keys = mean_visible_keys(model.window.unit, window_tokens, sequence_tokens)
-    attention = 12 * keys * model.width * _attention_layers(model)  # scores and mix: 2 * 2 forward, twice that backward
-    return 6 * weights + attention
-
-
-SAMPLED_STEPS = 10_000
-"""About so many steps of a longer run are looked at for their window."""
-
-
-def sampled_steps(steps: int) -> range:
-    """Every step of a run, or of a very long one an even sample."""
-    return range(0, steps, max(1, steps // SAMPLED_STEPS))
-
-
-def mean_flops_per_token(model: ModelConfig, *, sequence_tokens: int, steps: int) -> float:
-    """The same, averaged over a run in which the window grows."""
-    windows = [model.window.tokens_at(step, steps) for step in sampled_steps(steps)]
-    costs = {
-        window: flops_per_token(model, sequence_tokens=sequence_tokens, window_tokens=window) for window in set(windows)
-    }
-    return sum(costs[window] for window in windows) / len(windows)
+def mean_flops_per_token(run: RunConfig) -> float:
+    """The same, averaged over the tokens of a run in which windows and batches change."""
+    tokens = Counter[tuple[tuple[WindowKind, int], ...]]()
+    for step in sampled_steps(run.steps):
+        tokens[tuple(windows_at(run, step).items())] += tokens_before(run, step + 1) - tokens_before(run, step)
+    costs = [flops_per_token(run.model, sequence_tokens=run.batch.sequence_tokens, windows=dict(key)) for key in tokens]
+    return sum(cost * n for cost, n in zip(costs, tokens.values(), strict=True)) / tokens.total()
 
 
 @functools.cache

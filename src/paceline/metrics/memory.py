@@ -1,5 +1,4 @@
-"""The most memory a run has held: the device's allocator on a GPU, the process's resident size on a CPU. And how much
-of the machine's is free."""
+"""The most memory a run has held, and how much of the machine's is free."""
 
 import contextlib
 import sys
@@ -7,12 +6,11 @@ from pathlib import Path
 
 from paceline.core.environment import memory_bytes
 
-SYSTEM = Path("/")
-"""Where Linux tells about itself."""
+SYSTEM = Path("/")  # where Linux tells about itself
 
 
 def peak_bytes(device: str) -> int | None:
-    """Largest memory so far on `device` ("cpu" or "cuda…"); None where the system does not tell."""
+    """Largest memory so far: of the device's allocator ("cuda…"), or the process's resident size ("cpu")."""
     if device.startswith("cuda"):
         import torch
 

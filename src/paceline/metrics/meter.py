@@ -1,9 +1,8 @@
 """The two clocks of a run, and the rates taken from them.
 
-Train time follows the records' rule: it starts at the top of step `free_steps` (compilation and warm-up are free), and
-stands still during validation and checkpointing. Wall time starts when the process was launched and never stands
-still. A resumed run adds to both; its new launch gets no free steps again, or a run could be interrupted into a better
-time. The clock is an argument, so tests advance a fake one.
+Train time follows the records' rule: it starts at the top of step `untimed_steps` (compilation and warm-up are free)
+and stands still during validation and checkpointing. Wall time starts with the process and never stands still. A
+resumed run adds to both, without untimed steps of its own: a run cannot be interrupted into a better time.
 """
 
 import contextlib
@@ -26,19 +25,18 @@ class MeterState:
     train_s: float = 0.0
     wall_s: float = 0.0
     timed_steps: int = 0
+    timed_tokens: int | None = None  # None: written by a version whose steps all had the same number of tokens
     startup_s: float | None = None
     first_steps_s: float | None = None
 
 
 class Meter:
-    """Call `begin_step` at the top of every step, validation included, `end_step` after the update, and `stop` after
-    the last of them."""
+    """Call `begin_step` at the top of every step, `end_step` after its update, `stop` after the last one."""
 
     def __init__(
         self,
         *,
-        free_steps: int,
-        tokens_per_step: int,
+        untimed_steps: int,
         resumed: MeterState | None = None,
         already_s: float = 0.0,
         wait: Callable[[], object] = lambda: None,
@@ -46,7 +44,7 @@ class Meter:
     ) -> None:
         """`already_s`: age of the process (`seconds_since_launch()`). `wait`: waits for the device; called before the
         train clock starts, stands still or is read at the end, so that queued work is counted where it belongs."""
-        self._free_steps, self._tokens_per_step = free_steps, tokens_per_step
+        self._untimed_steps = untimed_steps
         self._wait, self._clock = wait, clock
         self._before = resumed or MeterState()
         self._launched = clock() - already_s
@@ -55,25 +53,31 @@ class Meter:
         self._pause_began: float | None = None
         self._stopped_s: float | None = None  # busy seconds at the end
         self._train_from: float | None = None  # busy seconds at which the train clock started
-        self._timed_steps = self._before.timed_steps
-        self._startup_s, self._first_steps_s = self._before.startup_s, self._before.first_steps_s
-        self._recent: deque[float] = deque(maxlen=RATE_STEPS + 1)  # busy seconds at the ends of the last steps
+        self._timed_steps, self._timed_tokens = self._before.timed_steps, self._before.timed_tokens or 0
+        self.startup_s = self._before.startup_s  # launch to first step: imports, data, model; None until then
+        self.first_steps_s = self._before.first_steps_s  # the untimed ones, pauses left out; None until they are done
+        self._recent: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS + 1)  # busy seconds, tokens so far
+        self._tokens = 0
 
     def begin_step(self, step: int) -> None:
         """The top of step `step`, before its validation. Step number `steps` (the last validation) counts too."""
         if self._loop_started is None:
-            self._enter_loop()
-        if self._train_from is None and step >= self._free_steps:
+            self._loop_started, self._paused_s = self._clock(), 0.0
+            self._recent.append((0.0, 0))
+            if self.startup_s is None:
+                self.startup_s = self._loop_started - self._launched
+        if self._train_from is None and step >= self._untimed_steps:
             self._wait()
             self._train_from = self._busy_s()
-            if self._first_steps_s is None:
-                self._first_steps_s = self._train_from
+            if self.first_steps_s is None:
+                self.first_steps_s = self._train_from
 
-    def end_step(self) -> None:
-        """The update is done, or queued on the device."""
-        self._recent.append(self._busy_s())
+    def end_step(self, tokens: int) -> None:
+        """The update, by so many tokens, is done, or queued on the device."""
+        self._tokens += tokens
+        self._recent.append((self._busy_s(), self._tokens))
         if self._train_from is not None:
-            self._timed_steps += 1
+            self._timed_steps, self._timed_tokens = self._timed_steps + 1, self._timed_tokens + tokens
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -88,8 +92,7 @@ class Meter:
             self._paused_s += self._clock() - began
 
     def stop(self) -> None:
-        """No step follows: what is still to be done, such as waiting for the last checkpoint to be written, is no
-        training."""
+        """No step follows: waiting for the last checkpoint is no training."""
         self._wait()
         self._stopped_s = self._busy_s()
 
@@ -105,41 +108,27 @@ class Meter:
     @property
     def tokens_per_s(self) -> float | None:
         """Rate of the last steps, pauses left out; None before the second step of this launch."""
-        if len(self._recent) < 2 or self._recent[-1] <= self._recent[0]:
+        if len(self._recent) < 2 or self._recent[-1][0] <= self._recent[0][0]:
             return None
-        return (len(self._recent) - 1) * self._tokens_per_step / (self._recent[-1] - self._recent[0])
+        (first_s, first), (last_s, last) = self._recent[0], self._recent[-1]
+        return (last - first) / (last_s - first_s)
 
     @property
     def mean_tokens_per_s(self) -> float | None:
         """Rate over every timed step; where all steps were free, that of the last ones."""
         if self._timed_steps and self.train_s > 0:
-            return self._timed_steps * self._tokens_per_step / self.train_s
+            return self._timed_tokens / self.train_s
         return self.tokens_per_s
-
-    @property
-    def startup_s(self) -> float | None:
-        """From launch to the first step: imports, data, building the model."""
-        return self._startup_s
-
-    @property
-    def first_steps_s(self) -> float | None:
-        """The free steps themselves, compilation included, pauses left out; None until they are done."""
-        return self._first_steps_s
 
     def state(self) -> MeterState:
         return MeterState(
             train_s=self.train_s,
             wall_s=self.wall_s,
             timed_steps=self._timed_steps,
-            startup_s=self._startup_s,
-            first_steps_s=self._first_steps_s,
+            timed_tokens=self._timed_tokens,
+            startup_s=self.startup_s,
+            first_steps_s=self.first_steps_s,
         )
-
-    def _enter_loop(self) -> None:
-        self._loop_started, self._paused_s = self._clock(), 0.0
-        if self._startup_s is None:
-            self._startup_s = self._loop_started - self._launched
-        self._recent.append(0.0)
 
     def _busy_s(self) -> float:
         """Seconds in the loop of this launch, pauses left out. It can be read during a pause."""

@@ -1,40 +1,33 @@
-"""Where records go: a protocol, the JSONL file that every run has, and one sink that feeds many.
+"""Where metrics go: a protocol, the JSONL file that every run has, and one sink that feeds many.
 
 The file is flushed line by line, so a killed run loses at most the line it was writing. A checkpoint stores
 `position()`; a resumed run cuts the file there before it writes on, so its curve has no gap and no line twice.
-A tracker that fails must never cost a run: it is dropped with one warning. The file is the exception, since without
-it there is no run to report.
+A tracker that fails is dropped with one warning. The file is the exception: without it there is no run to report.
 """
 
 import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 from paceline.core.errors import PacelineError, RunError
 from paceline.core.files import make_room
-from paceline.metrics.records import EvalRecord, StepRecord, to_line
+from paceline.metrics.metrics_file import Metrics, to_line
 
 
 class Sink(Protocol):
-    """Takes the records of one run, in order."""
+    """Takes the metrics of one run, in order."""
 
-    name: str
-    """As it is called in a warning."""
-    required: bool
-    """Whether its failure ends the run."""
+    name: str  # as it is called in a warning
+    required: bool  # whether its failure ends the run
 
-    def step(self, record: StepRecord) -> None: ...
-
-    def evaluation(self, record: EvalRecord) -> None: ...
+    def write(self, metrics: Metrics) -> None: ...
 
     def close(self) -> None: ...
 
 
 class JsonlSink:
-    """The run's `metrics.jsonl`."""
-
     name = "metrics.jsonl"
     required = True
 
@@ -44,14 +37,16 @@ class JsonlSink:
         path.parent.mkdir(parents=True, exist_ok=True)
         if (missing := missing_lines(path, position)) is not None:
             raise RunError(f"{path}: {missing}; put the file back or start a new run")
-        self._file: IO[bytes] = open(path, "ab")  # noqa: SIM115 - lives as long as the run
+        self._file = open(path, "ab")  # noqa: SIM115 - lives as long as the run
         self._file.truncate(position)
 
-    def step(self, record: StepRecord) -> None:
-        self._append(record)
-
-    def evaluation(self, record: EvalRecord) -> None:
-        self._append(record)
+    def write(self, metrics: Metrics) -> None:
+        try:
+            self._file.write(to_line(metrics).encode("utf-8"))
+            self._file.flush()
+        except OSError as error:
+            cure = f"{make_room(error)}continue with --resume"
+            raise PacelineError(f"{self._path}: cannot be written ({error.strerror}); {cure}") from error
 
     def position(self) -> int:
         """Length of the file in bytes, all of it on the disk by then, so that a checkpoint may rely on it."""
@@ -62,15 +57,6 @@ class JsonlSink:
     def close(self) -> None:
         self._file.close()
 
-    def _append(self, record: StepRecord | EvalRecord) -> None:
-        try:
-            self._file.write(to_line(record).encode("utf-8"))
-            self._file.flush()
-        except OSError as error:
-            raise PacelineError(
-                f"{self._path}: cannot be written ({error.strerror}); {make_room(error)}continue with --resume"
-            ) from error
-
 
 def missing_lines(path: Path, position: int, saved: str = "the checkpoint") -> str | None:
     """What is wrong with a file of metrics if it has not the bytes after which a checkpoint was `saved`."""
@@ -80,47 +66,40 @@ def missing_lines(path: Path, position: int, saved: str = "the checkpoint") -> s
     return f"holds {held:,} bytes, but {saved} was saved after {position:,}, so lines are missing"
 
 
-OnRecord = Callable[[StepRecord | EvalRecord], bool | None]
+OnMetrics = Callable[[Metrics], bool | None]
 
 
 class CallbackSink:
-    """A function of the program that runs the run. What it raises is a fault of that program, so it ends the run."""
+    """A function of the calling program; `stop` is called when it returns True. What it raises ends the run."""
 
     name = "callback"
     required = True
 
-    def __init__(self, on_record: OnRecord, stop: Callable[[], None]) -> None:
-        """`stop` is called when `on_record` returns True."""
-        self._on_record, self._stop = on_record, stop
+    def __init__(self, on_metrics: OnMetrics, stop: Callable[[], None]) -> None:
+        self._on_metrics, self._stop = on_metrics, stop
 
-    def step(self, record: StepRecord) -> None:
-        self._tell(record)
-
-    def evaluation(self, record: EvalRecord) -> None:
-        self._tell(record)
+    def write(self, metrics: Metrics) -> None:
+        if self._on_metrics(metrics) is True:
+            self._stop()
 
     def close(self) -> None: ...
 
-    def _tell(self, record: StepRecord | EvalRecord) -> None:
-        if self._on_record(record) is True:
-            self._stop()
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 class FanOut:
-    """One sink that hands each record to many. See `fan_out`."""
+    """All sinks as one. An optional one that raises is dropped with one warning line; a required one ends the run."""
 
     name = "all sinks"
     required = True
 
-    def __init__(self, sinks: Iterable[Sink], warn: Callable[[str], None]) -> None:
-        self._sinks = list(sinks)
-        self._warn = warn
+    def __init__(self, sinks: Iterable[Sink], warn: Callable[[str], None] = _to_stderr) -> None:
+        self._sinks, self._warn = list(sinks), warn
 
-    def step(self, record: StepRecord) -> None:
-        self._each(lambda sink: sink.step(record))
-
-    def evaluation(self, record: EvalRecord) -> None:
-        self._each(lambda sink: sink.evaluation(record))
+    def write(self, metrics: Metrics) -> None:
+        self._each(lambda sink: sink.write(metrics))
 
     def close(self) -> None:
         self._each(lambda sink: sink.close())
@@ -133,14 +112,5 @@ class FanOut:
                 if sink.required:
                     raise
                 self._sinks.remove(sink)
-                self._warn(f"warning: {sink.name} failed and gets no more records ({_first_line(error)})")
-
-
-def _first_line(error: Exception) -> str:
-    said = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
-    return said.splitlines()[0]
-
-
-def fan_out(sinks: Iterable[Sink], *, warn: Callable[[str], None] | None = None) -> FanOut:
-    """All sinks as one. An optional one that raises is dropped with one warning line; a required one ends the run."""
-    return FanOut(sinks, warn or (lambda line: print(line, file=sys.stderr, flush=True)))
+                why = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+                self._warn(f"warning: {sink.name} failed and gets no more records ({why.splitlines()[0]})")

@@ -1,44 +1,48 @@
 """Every lookup table: tokens, and the rows that the value path mixes into attention values."""
 
 from collections.abc import Callable
+from typing import cast
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.model.config import ModelConfig
-from paceline.model.dtypes import torch_dtype
+from paceline.kernels.row_gradients import RowGradients, look_up_rows
+from paceline.model.ops import declare, torch_dtype
+from paceline.settings import spec
+from paceline.settings.model import AttentionLayer, ModelConfig
 
 LookUp = Callable[[Tensor, Tensor], Tensor]
 """(tokens, table) -> rows, as `F.embedding`."""
 
 
 class Embeddings(nn.Module):
+    token: nn.Parameter
+    value_chunks: nn.Parameter
+    values: nn.ParameterDict
+
     def __init__(self, config: ModelConfig, look_up: LookUp = F.embedding) -> None:
         super().__init__()
         self.config, self.look_up = config, look_up
-        rows, dtype = config.embedding_rows, torch_dtype(config.precision.embeddings)
-        self.token = nn.Parameter(torch.empty(rows, config.width, dtype=dtype))
-        tables = config.value_tables
-        if tables and config.value_storage == "chunks":
-            self.value_chunks = nn.Parameter(torch.empty(rows, len(tables) * config.kv_width, dtype=dtype))
-        elif tables:
-            self.values = nn.ParameterDict()
-            for table in tables:  # one by one: given all at once, it would put 10 before 2
-                self.values[str(table)] = nn.Parameter(torch.empty(rows, config.kv_width, dtype=dtype))
+        self.row_gradients = nn.ModuleDict()
+        """By the name of the table, dots written as underscores: tables whose gradient is kept as rows."""
+        declare(self, spec.embeddings(config))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) -> (B, T, width) in the format of the residual stream."""
         stream = "fp32" if self.config.precision.mode == "autocast" else self.config.precision.compute
-        return self.look_up(tokens, self.token).to(torch_dtype(stream))
+        return self._rows(tokens, "token", self.token).to(torch_dtype(stream))
 
-    def value_rows(self, tokens: Tensor, table: int) -> Tensor:
-        """(B, T) -> (B, T, H_kv, D): rows of one value table, looked up when its first layer asks."""
-        c = self.config
+    def value_rows(self, tokens: Tensor, shape: AttentionLayer) -> Tensor:
+        """(B, T) -> (B, T, H_kv, D): rows of a layer's value table, looked up when its first layer asks."""
+        c, table = self.config, shape.value_table
         if c.value_storage == "chunks":
-            chunk = c.value_tables.index(table)
-            weight = self.value_chunks[:, chunk * c.kv_width : (chunk + 1) * c.kv_width]
+            before = sum(width for other, width in c.value_table_widths.items() if other < (table or 0))
+            rows = self.look_up(tokens, self.value_chunks[:, before : before + shape.v_width])
         else:
-            weight = self.values[str(table)]
-        rows = self.look_up(tokens, weight).to(torch_dtype(c.precision.compute))
-        return rows.view(*tokens.shape, c.kv_heads, c.head_dim)
+            rows = self._rows(tokens, f"values_{table}", self.values[str(table)])
+        return rows.to(torch_dtype(c.precision.compute)).view(*tokens.shape, shape.kv_heads, shape.v_dim)
+
+    def _rows(self, tokens: Tensor, name: str, table: Tensor) -> Tensor:
+        if name in self.row_gradients:
+            return look_up_rows(tokens, table, cast(RowGradients, self.row_gradients[name]))
+        return self.look_up(tokens, table)

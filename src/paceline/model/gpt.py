@@ -1,42 +1,69 @@
 """The whole model: embeddings, blocks with their skips, head. Only mathematics; it knows no ranks, files or clocks.
 
-Shape letters: B sequences, T tokens, H heads, D head width. The window is a 0-D int tensor, in tokens.
+Shape letters: B sequences, T tokens, H heads, D head width. `windows` (kinds,) int32 holds the attention window of each
+kind in tokens, in the order of `ModelConfig.windows`.
 """
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from paceline.model.attention import Attend, AttendFrom, Plan, Turn, attend_from_plain, plan_reference
-from paceline.model.block import Block, FeedForward, Skip, feed_forward
-from paceline.model.config import ModelConfig
-from paceline.model.dtypes import torch_dtype
+from paceline.kernels.row_gradients import RowGradients
+from paceline.model.attention import Attend, AttentionForward, Plan, attention_plain, plan_reference
+from paceline.model.block import Block, MlpForward, Skip, mlp_plain
 from paceline.model.embed import Embeddings, LookUp
-from paceline.model.init import initialise
-from paceline.model.linear import matrix
-from paceline.model.loss import HeadLoss, cap_logits, head_loss
+from paceline.model.loss import HeadLoss, Losses, LossInputs, cap_logits, head_loss, loss_term
 from paceline.model.masks import document_ids
-from paceline.model.norm import rms_norm
-from paceline.model.rotary import rotary_tables
+from paceline.model.ops import MakeMatMul, declare, initialise, plain_matmul, rms_norm, torch_dtype
+from paceline.model.rotary import RotaryCosSin, rotary_tables
+from paceline.settings import spec
+from paceline.settings.model import ModelConfig
 
-ParamClass = Literal["matrices", "embeddings", "head", "scalars"]
-RunBlock = Callable[[nn.Module, Tensor, Tensor, Tensor | None, Turn, Attend, Skip | None], tuple[Tensor, Tensor | None]]
+RunBlock = Callable[..., tuple[Tensor, Tensor | None]]
 """(block, and what `Block.forward` takes) -> what it returns."""
 
 
-def run_plainly(
-    block: nn.Module, x: Tensor, x0: Tensor, extra: Tensor | None, turn: Turn, attend: Attend, skip: Skip | None
-) -> tuple[Tensor, Tensor | None]:
-    found: tuple[Tensor, Tensor | None] = block(x, x0, extra, turn, attend, skip)
-    return found
+def run_plainly(block: nn.Module, *inputs: Any) -> Any:
+    return block(*inputs)
+
+
+def run_recomputed(
+    block: nn.Module, x: Tensor, x0: Tensor, value_embed: Tensor | None, rotary: Any, attend: Attend, skip: Skip | None
+) -> Any:
+    """Keep only the block's inputs and compute it again in the backward pass (`train.recompute`).
+
+    Costs one more forward pass of the blocks, about a third of their arithmetic. Nothing in a block is random, so no
+    state of a generator is kept, and the second pass gives the same bits. Skips are added inside blocks: the compiler
+    keeps what one block hands to the next, but computes again what is only added to something in between, with the
+    whole block."""
+
+    def run(x: Tensor, x0: Tensor, value_embed: Tensor | None, skip: "Skip | None") -> Any:  # quoted: not for dynamo
+        return block(x, x0, value_embed, rotary, attend, skip)
+
+    return checkpoint(run, x, x0, value_embed, skip, use_reentrant=False, preserve_rng_state=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seams:
+    """Who computes what: back ends of the same mathematics. `run_block` may wrap every block but not change what it
+    computes. The defaults are the plain twins."""
+
+    plan: Plan = plan_reference
+    attention: AttentionForward = attention_plain
+    mlp: MlpForward = mlp_plain
+    lm_head: HeadLoss = head_loss
+    matmul: MakeMatMul = plain_matmul
+    look_up: LookUp = F.embedding
+    run_block: RunBlock = run_plainly
 
 
 class GPT(nn.Module):
-    rotary_cos: Tensor
-    rotary_sin: Tensor
+    head: nn.Parameter
+    skip_weights: nn.Parameter
 
     def __init__(
         self,
@@ -44,43 +71,39 @@ class GPT(nn.Module):
         *,
         end_of_text: int,
         seed: int = 0,
-        plan: Plan = plan_reference,
-        loss: HeadLoss = head_loss,
-        run_block: RunBlock = run_plainly,
-        attend_from: AttendFrom = attend_from_plain,
-        feed_forward: FeedForward = feed_forward,
-        look_up: LookUp = F.embedding,
+        seams: Seams | None = None,
         first_position: int = 0,
     ) -> None:
-        """`plan`, `loss`, `attend_from`, `feed_forward` and `look_up` are back ends of the same mathematics;
-        `run_block` may wrap every block but not change what it computes; `seed` decides the initial weights.
-        `first_position`: where in its sequence the first token stands that a pass is given."""
+        """`seed` decides the initial weights. `first_position`: where in its sequence the first token stands that a
+        pass is given."""
         super().__init__()
+        seams = seams or Seams()
         self.config, self.end_of_text, self.first_position = config, end_of_text, first_position
-        self.plan, self.loss, self.run_block = plan, loss, run_block
-        self.embeddings = Embeddings(config, look_up)
+        self.plan, self.loss, self.run_block = seams.plan, seams.lm_head, seams.run_block
+        self.terms = tuple(loss_term(term.name) for term in config.loss_terms)
+        declare(self, spec.trunk(config))
+        self.embeddings = Embeddings(config, seams.look_up)
         self.blocks = nn.ModuleList(
-            Block(config, layer, attend_from, feed_forward) for layer in range(config.num_layers)
+            Block(config, layer, seams.attention, seams.mlp, seams.matmul) for layer in config.layers
         )
-        if config.unet_skips:
-            self.skip_weights = nn.Parameter(torch.empty(config.num_layers // 2))
-        if not config.tied_head:
-            self.head = matrix(config.head_rows, config.width)
-        cos, sin = rotary_tables(config.rotary, config.head_dim)
-        self.register_buffer("rotary_cos", cos, persistent=False)
-        self.register_buffer("rotary_sin", sin, persistent=False)
+        self.rotary_dims = sorted({config.head_dim, *(shape.qk_dim for shape in config.attending)})
+        for dim in self.rotary_dims:
+            for name, table in zip(("cos", "sin"), rotary_tables(config.rotary, dim), strict=True):
+                self.register_buffer(f"rotary_{name}_{dim}", table, persistent=False)
         initialise(self, config, seed)
 
-    def forward(self, tokens: Tensor, targets: Tensor, window: Tensor) -> Tensor:
-        """Loss of every token, (B, T) fp32; only their total, 0-D, where the head's back end gives no more. Who adds
-        them up need not care."""
-        x = self._head_input(self._stream_of(tokens, window)).flatten(0, -2)
+    def forward(self, tokens: Tensor, targets: Tensor, windows: Tensor) -> Losses:
+        """`main` is the loss of every token, (B, T) fp32, or only their total, 0-D, where the head's back end gives no
+        more: only its sum is well defined. `terms` are totals, in the order of `config.loss_terms`."""
+        x = self._head_input(self._stream_of(tokens, windows)).flatten(0, -2)
         losses = self.loss(x, self._head_rows(), targets.flatten(), self.config.softcap)
-        return losses.view(targets.shape) if losses.dim() else losses
+        main = losses.view(targets.shape) if losses.dim() else losses
+        inputs = LossInputs(x, self._head_rows(), tokens, targets, self.config.softcap)
+        return Losses(main, tuple(total(inputs) for total in self.terms))
 
-    def logits(self, tokens: Tensor, window: Tensor) -> Tensor:
+    def logits(self, tokens: Tensor, windows: Tensor) -> Tensor:
         """(B, T, head rows) fp32, capped."""
-        return self.head_of(self._stream_of(tokens, window))
+        return self.head_of(self._stream_of(tokens, windows))
 
     def head_of(self, x: Tensor) -> Tensor:
         """Logits from the residual stream."""
@@ -90,69 +113,59 @@ class GPT(nn.Module):
         return rms_norm(x, self.config.norm_eps).to(torch_dtype(self.config.precision.compute))
 
     def _head_rows(self) -> Tensor:
-        weight: Tensor = self.embeddings.token if self.config.tied_head else self.head
+        weight = self.embeddings.token if self.config.tied_lm_head else self.head
         return weight.to(torch_dtype(self.config.precision.compute))
 
-    def _stream_of(self, tokens: Tensor, window: Tensor) -> Tensor:
+    def _stream_of(self, tokens: Tensor, windows: Tensor) -> Tensor:
         documents = document_ids(tokens, self.end_of_text) if self.config.document_mask else None
-        attend = self.plan(self.config, documents, tokens.size(-1), window)
+        attend = self.plan(self.config, documents, tokens.size(-1), windows)
         start, end = self.first_position, self.first_position + tokens.size(-1)
-        return self.stream(tokens, attend, Turn(self.rotary_cos[start:end], self.rotary_sin[start:end]))
+        return self.stream(tokens, attend, slice(start, end))
 
-    def stream(self, tokens: Tensor, attend: Attend, turn: Turn) -> Tensor:
-        """The residual stream after the last block, (B, T, width); `turn` says where the tokens stand."""
+    def rotary(self, positions: Tensor | slice, dim: int) -> RotaryCosSin:
+        """Rows of these positions for heads of a width."""
+        return RotaryCosSin(*(getattr(self, f"rotary_{name}_{dim}")[positions] for name in ("cos", "sin")))
+
+    def stream(self, tokens: Tensor, attend: Attend, positions: Tensor | slice) -> Tensor:
+        """The residual stream after the last block, (B, T, width); `positions` says where the tokens stand."""
         x: Tensor = self.embeddings(tokens)
         if self.config.embedding_norm:
             x = rms_norm(x, self.config.norm_eps)
-        x0, values = x, _Values(self, tokens)
+        x0, half = x, self.config.num_layers // 2
         skips: list[Tensor] = []
-        half = self.config.num_layers // 2
-        for layer, block in enumerate(self.blocks):
-            skip = (self.skip_weights[layer - half], skips.pop()) if self.config.unet_skips and layer >= half else None
-            x, own = self.run_block(block, x, x0, values.extra(layer), turn, attend, skip)
-            values.remember(layer, own)
-            if self.config.unet_skips and layer < half:
+        first_v: Tensor | None = None  # block 0's own values, which the `residual` value path mixes into all others
+        rows: dict[int, Tensor] = {}  # of the value tables looked up so far; a second layer uses the same
+        rotary = {dim: self.rotary(positions, dim) for dim in self.rotary_dims}
+        for layer, block in zip(self.config.layers, self.blocks, strict=True):
+            shape, later = layer.attention, self.config.unet_skips and layer.index >= half
+            table = None if shape is None else shape.value_table
+            if shape is not None and table is not None and table not in rows:
+                rows[table] = self.embeddings.value_rows(tokens, shape)
+            value_embed = first_v if table is None else rows[table]
+            here = rotary[self.config.head_dim if shape is None else shape.qk_dim]
+            skip = (self.skip_weights[layer.index - half], skips.pop()) if later else None
+            x, raw_v = self.run_block(block, x, x0, value_embed, here, attend, skip)
+            if layer.index == 0 and self.config.value_path == "residual":
+                first_v = raw_v
+            if self.config.unet_skips and not later:
                 skips.append(x)
         return x
 
-    def parameter_classes(self) -> dict[ParamClass, dict[str, nn.Parameter]]:
-        """Parameters by the class that optimizer and precision settings speak of, in a fixed order."""
-        classes: dict[ParamClass, dict[str, nn.Parameter]] = {kind: {} for kind in get_args(ParamClass)}
-        for name, parameter in self.named_parameters():
-            classes[parameter_class(name, parameter)][name] = parameter
-        return classes
+    def keep_row_gradients(self, table: str, store: RowGradients) -> None:
+        """From now on the gradient of a lookup table goes to `store`, not to its `.grad`."""
+        path, _, name = table.partition(".")
+        module = self.get_submodule(path)
+        assert isinstance(module, Embeddings)
+        module.row_gradients[name.replace(".", "_")] = store
 
-    def fused_parts(self) -> dict[str, tuple[int, ...]]:
-        """Matrices that are several stacked in rows (fused q, k, v), with the rows of each."""
-        c = self.config
-        rows = (c.num_heads * c.head_dim, c.kv_width, c.kv_width)
-        return {name: rows for name, _ in self.named_parameters() if name.endswith("attention.qkv")}
+    def state_buffers(self) -> dict[str, Tensor]:
+        """Persistent buffers, which checkpoints hold: scales of products, say."""
+        parameters = {name for name, _ in self.named_parameters()}
+        return {name: buffer for name, buffer in self.state_dict(keep_vars=True).items() if name not in parameters}
 
-
-def parameter_class(name: str, parameter: Tensor) -> ParamClass:
-    if name.startswith("embeddings."):
-        return "embeddings"
-    if name == "head":
-        return "head"
-    return "matrices" if parameter.dim() == 2 else "scalars"
-
-
-class _Values:
-    """What the value path mixes into each layer during one forward pass."""
-
-    def __init__(self, model: GPT, tokens: Tensor) -> None:
-        self.model, self.tokens = model, tokens
-        self.rows: dict[int, Tensor] = {}  # tables looked up so far; a second layer uses the same rows
-        self.first: Tensor | None = None
-
-    def extra(self, layer: int) -> Tensor | None:
-        table = self.model.config.value_table_of_layer[layer]
-        if table is None:
-            return self.first
-        if table not in self.rows:
-            self.rows[table] = self.model.embeddings.value_rows(self.tokens, table)
-        return self.rows[table]
-
-    def remember(self, layer: int, own: Tensor | None) -> None:
-        if layer == 0 and self.model.config.value_path == "residual":
-            self.first = own
+    def parameter_groups(self) -> dict[str, dict[str, nn.Parameter]]:
+        """Parameters by their optimizer group, groups and members in the order of the description."""
+        named, groups = dict(self.named_parameters()), dict[str, dict[str, nn.Parameter]]()
+        for declared in spec.describe(self.config).parameters:
+            groups.setdefault(declared.group, {})[declared.name] = named[declared.name]
+        return groups

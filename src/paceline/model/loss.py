@@ -1,11 +1,15 @@
-"""Head, logit cap and loss. What is averaged over what is the caller's business: losses come back per token."""
+"""Head, logit cap and losses. What is averaged over what is the caller's business: losses come back per token."""
 
+import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.core.errors import ConfigError
 from paceline.kernels.head_loss import head_loss_chunked
 
 IGNORE_TARGET = -100
@@ -13,6 +17,33 @@ IGNORE_TARGET = -100
 
 HeadLoss = Callable[[Tensor, Tensor, Tensor, float | None], Tensor]
 """(x (N, width), head rows (V, width), targets (N,), cap) -> loss of every token, (N,) fp32, or their total, 0-D."""
+
+
+class Losses(NamedTuple):
+    """What a forward pass returns. Training adds the terms with their weights; validation reads `main`."""
+
+    main: Tensor
+    terms: tuple[Tensor, ...] = ()
+    """Totals over tokens, 0-D fp32 each."""
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """What a loss term may look at."""
+
+    x: Tensor
+    """(N, width): the normalised stream before the head."""
+    head: Tensor
+    """(V, width)."""
+    tokens: Tensor
+    """(B, T), with B T = N."""
+    targets: Tensor
+    """(B, T)."""
+    cap: float | None
+
+
+TermLoss = Callable[[LossInputs], Tensor]
+"""The total of a term over tokens, 0-D fp32; targets that do not count add nothing."""
 
 
 def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
@@ -31,17 +62,14 @@ def head_loss_by_chunks(x: Tensor, weight: Tensor, targets: Tensor, cap: float |
     return head_loss_chunked(x, weight, targets, cap, IGNORE_TARGET)
 
 
-HEAD_LOSSES: dict[str, HeadLoss] = {"reference": head_loss, "chunked": head_loss_by_chunks}
-"""Back ends that work everywhere, by the names that `--head.backend` and the probe use."""
-
-
-def head_loss_named(name: str, chunk_tokens: int | None = None) -> HeadLoss:
-    """A back end by name, by chunks of so many tokens if it works by chunks. `fused` needs Triton, hence the import
-    here, and gives the total only: its gradient is made in the forward pass, where every token weighs the same."""
-    if name == "chunked" and chunk_tokens is not None:
-        return lambda x, weight, targets, cap: head_loss_chunked(x, weight, targets, cap, IGNORE_TARGET, chunk_tokens)
-    if name != "fused":
-        return HEAD_LOSSES[name]
-    from paceline.kernels.head_loss_fused import head_loss_fused
-
-    return lambda x, weight, targets, cap: head_loss_fused(x, weight, targets, cap, IGNORE_TARGET, chunk_tokens)
+def loss_term(name: str) -> TermLoss:
+    """The function `total` of the module `model/loss_terms/<name>.py`."""
+    if not name.isidentifier():
+        raise ConfigError(f"model.loss_terms: {name!r} is no loss term's name")
+    try:
+        found: TermLoss = importlib.import_module(f"paceline.model.loss_terms.{name}").total
+    except ModuleNotFoundError:
+        raise ConfigError(
+            f"model.loss_terms: there is no loss term {name!r}; it would be model/loss_terms/{name}.py"
+        ) from None
+    return found

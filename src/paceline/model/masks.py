@@ -5,13 +5,22 @@ a full block needs no element test, a partial block does, all others are not vis
 equal. The window is a 0-D tensor, so that it may change during training without a new compilation.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from paceline.core.units import BLOCK_TOKENS
-from paceline.model.config import ModelConfig
+from paceline.settings.model import ModelConfig
+
+Windows = Sequence[int]
+"""The attention window of each kind, in tokens, in the order of `ModelConfig.windows`; empty without windows."""
+
+
+def window_tensor(windows: Windows, device: torch.device) -> Tensor:
+    """As a forward pass takes them; one number that nothing reads where there are none."""
+    return torch.tensor(list(windows) or [0], dtype=torch.int32, device=device)
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,34 @@
 """Rotary positions. The tables are computed once, shared by all layers, and sliced to the sequence.
 
 Pair j couples dimension j with j + head_dim/2 and is turned by -t·ω_j at position t. Positions count from the start of
-the sequence, not of the document. With a turning share below 1 only the first pairs turn and only those are computed.
+the sequence, not of the document. With a fraction below 1 only the first pairs turn and only those are computed.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from paceline.model.config import RotaryConfig
-from paceline.model.dtypes import torch_dtype
+from paceline.model.ops import torch_dtype
+from paceline.settings.model import RotaryConfig
 
 
-def turning_pairs(config: RotaryConfig, head_dim: int) -> int:
-    return max(1, round(head_dim // 2 * config.turning_share))
+@dataclass(frozen=True)
+class RotaryCosSin:
+    """Rotary rows of the positions in this pass, each (T, pairs), or (B, T, pairs) where sequences stand at different
+    ones."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def rotary_pairs(config: RotaryConfig, head_dim: int) -> int:
+    return max(1, round(head_dim // 2 * config.rotary_fraction))
 
 
 def frequencies(config: RotaryConfig, head_dim: int) -> Tensor:
     """ω_j of the pairs that turn, fp32, fastest first."""
-    pairs = turning_pairs(config, head_dim)
+    pairs = rotary_pairs(config, head_dim)
     steps = pairs if config.spacing == "open" else max(1, pairs - 1)
     exponents = torch.arange(pairs, dtype=torch.float32) / steps
     omega = torch.pow(1.0 / config.base, exponents)
@@ -33,11 +44,11 @@ def rotary_tables(config: RotaryConfig, head_dim: int) -> tuple[Tensor, Tensor]:
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def rotate(x_BTHD: Tensor, cos: Tensor, sin: Tensor, config: RotaryConfig) -> Tensor:
+def rotate(x_BTHD: Tensor, rotary: RotaryCosSin, config: RotaryConfig) -> Tensor:
     """Turn the first P pairs of every head by rows (T, P) or (B, T, P). Returns x's shape and dtype; the other pairs
     pass through untouched."""
     dtype = torch.float32 if config.arithmetic == "fp32" else x_BTHD.dtype
-    cos, sin = cos[..., None, :].to(dtype), sin[..., None, :].to(dtype)
+    cos, sin = rotary.cos[..., None, :].to(dtype), rotary.sin[..., None, :].to(dtype)
     pairs, half = cos.size(-1), x_BTHD.size(-1) // 2
     a, a_rest, b, b_rest = x_BTHD.split([pairs, half - pairs, pairs, half - pairs], dim=-1)
     turned_a = (a * cos + b * sin).to(x_BTHD.dtype)

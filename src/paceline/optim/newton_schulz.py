@@ -6,11 +6,14 @@ and never to exactly 1, which costs an optimizer nothing. Tall matrices are work
 All matrices of one shape go through as one batch: on a GPU many small problems one after another leave it idle.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+Iteration = Callable[..., Tensor]
+"""`orthogonalise`, or a back end of it with the same arguments."""
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """(a, b, c) as published with Muon (K. Jordan et al., 2024): a slope at 0 as large as keeps σ near 1 after 5 rounds."""
 
@@ -28,7 +31,7 @@ def orthogonalise(
 
     `dtype` is the working format of every product; the norm and the division by it are fp32 at least and rounded once.
     A zero matrix stays zero, because `eps` is added to its norm. All matrices are independent of each other."""
-    X = _normalised(G, dtype, norm_of, eps).reshape(-1, *G.shape[-2:])  # bmm wants exactly one batch dimension
+    X = normalised(G, dtype, norm_of, eps).reshape(-1, *G.shape[-2:])  # bmm wants exactly one batch dimension
     tall = G.shape[-2] > G.shape[-1]
     X = X.mT if tall else X
     advance = _polynomial_first if association == "polynomial_first" else _product_first
@@ -37,7 +40,7 @@ def orthogonalise(
     return (X.mT if tall else X).reshape(G.shape)
 
 
-def _normalised(G: Tensor, dtype: torch.dtype, norm_of: str, eps: float) -> Tensor:
+def normalised(G: Tensor, dtype: torch.dtype, norm_of: str, eps: float) -> Tensor:
     """G over its Frobenius norm, which bounds the largest singular value, so that the quintic's interval is [0, 1]."""
     wide = torch.promote_types(dtype, torch.float32)
     X = G.to(dtype).to(wide)
@@ -52,24 +55,6 @@ def _polynomial_first(X: Tensor) -> Tensor:
     A = torch.bmm(X, X.mT)
     P = torch.baddbmm(A, A, A, beta=b, alpha=c)
     return torch.baddbmm(X, P, X, beta=a)
-
-
-def orthogonalise_symmetric(
-    G: Tensor, *, steps: int, dtype: torch.dtype, norm_of: Literal["rounded", "unrounded"], eps: float = 1e-7
-) -> Tensor:
-    """`orthogonalise` with the polynomial first and symmetric products computed once, by Triton kernels; shapes that
-    they cannot cut go the plain way, and so does no matrix at all."""
-    from paceline.kernels.symmetric_fused import fits, gram, gram_polynomial
-
-    if not G.numel() or not fits(min(G.shape[-2:]), max(G.shape[-2:])):
-        return orthogonalise(G, steps=steps, dtype=dtype, association="polynomial_first", norm_of=norm_of, eps=eps)
-    a, b, c = QUINTIC
-    X = _normalised(G, dtype, norm_of, eps).reshape(-1, *G.shape[-2:])
-    tall = G.shape[-2] > G.shape[-1]
-    X = (X.mT if tall else X).contiguous()
-    for _ in range(steps):
-        X = torch.baddbmm(X, gram_polynomial(gram(X), b, c), X, beta=a)
-    return (X.mT if tall else X).reshape(G.shape)
 
 
 def _product_first(X: Tensor) -> Tensor:

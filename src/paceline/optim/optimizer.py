@@ -1,123 +1,148 @@
-"""The one optimizer of a run: Muon for the matrices, Adam for the rest, and the state of both as named tensors.
+"""The one optimizer of a run: a rule for every group of parameters, and the state of all as named tensors.
 
-The only place where weights change. Rates and momentum come in with each step (`schedules.py` computes them), so the
-only state is the step counter and the buffers, and the same step always does the same work: a parameter without a
-gradient counts as one whose gradient is zero. No global state is read or changed, and nothing waits for the device.
+The only place where weights change. The settings of a step come in with it (`settings/schedule.py`), so the only state
+is the step counter and the slots, and the same step always does the same work: a parameter without a gradient counts as
+one whose gradient is zero. No global state is read or changed, and nothing waits for the device.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import RunError
-from paceline.optim.adam import Adam
-from paceline.optim.config import AdamConfig, MuonConfig, OptimConfig
-from paceline.optim.muon import Muon, Orthogonalise, ShareWork, all_here
-from paceline.optim.newton_schulz import orthogonalise, orthogonalise_symmetric
-from paceline.optim.slots import Slot
-from paceline.optim.tables import AllHere, Tables, global_norm
+from paceline.kernels.row_gradients import RowGradients, coalesced
+from paceline.optim.newton_schulz import Iteration, orthogonalise
+from paceline.optim.rule import Event, Orthogonalise, RuleContext, Slot, find_rule, no_more
+from paceline.optim.sync import global_norm
+from paceline.settings.groups import GroupSettings, ParamGroup
+from paceline.settings.optim import MuonConfig
 
-ParamClass = Literal["matrices", "embeddings", "head", "scalars"]
 NamedParams = Mapping[str, nn.Parameter]
 
 
 class Optimizer:
-    """Moves every parameter by the rule of its class.
-
-    `parts` names fused matrices: how many equal parts they have, or the rows of each. Without `bf16_products` the
-    Newton–Schulz iteration runs in fp32 whatever the config asks. `compiled` compiles that iteration; rates and
-    momentum stay outside of it, so nothing recompiles when they change. `fused` takes kernels that compute symmetric
-    products once, where they know the config. `share_work` spreads the iteration over processes;
-    `tables` says which rows of a parameter are kept here."""
+    """Moves every parameter by the rule of its group. `row_gradients`: by parameter, those of rules that want rows."""
 
     def __init__(
         self,
-        params: Mapping[ParamClass, NamedParams],
-        config: OptimConfig,
+        params: Mapping[str, NamedParams],
+        groups: Mapping[str, ParamGroup],
+        context: RuleContext,
         *,
-        parts: Mapping[str, int | Sequence[int]] | None = None,
-        bf16_products: bool,
-        compiled: bool = False,
-        fused: bool = False,
-        share_work: ShareWork = all_here,
-        tables: Tables | None = None,
+        clip_norm: float | None = None,
+        row_gradients: Mapping[str, RowGradients] | None = None,
     ) -> None:
-        _check_names(params, parts or {})
-        self.config = config
-        self.classes: dict[ParamClass, dict[str, nn.Parameter]] = {kind: dict(named) for kind, named in params.items()}
-        self.steps_taken = 0
+        _check_names(params)
+        self.groups = {name: dict(named) for name, named in params.items() if named}
+        self.param_groups = {name: groups[name] for name in self.groups}
+        self.rules = {name: find_rule(groups[name].rule)(groups[name], n, context) for name, n in self.groups.items()}
+        self.clip_norm, self.steps_taken = clip_norm, 0
+        self._sync, self._row_gradients = context.sync, dict(row_gradients or {})
+        self._row_sums: dict[str, tuple[Tensor, Tensor]] = {}
+        self._late = {n for n, named in self.groups.items() if any(map(self._sync.is_deferred, named.values()))}
+        """Groups whose gradients may still be on their way after the backward pass."""
         self._skipped: Tensor | None = None
-        """How many of them were none, counted on the device, fp32."""
-        by_muon = self.classes.get("matrices", {}) if config.matrices == "muon" else {}
-        by_adam = {kind: named for kind, named in self.classes.items() if named is not by_muon}
-        self._tables = tables or AllHere()
-        self._muon = Muon(
-            by_muon,
-            config.muon,
-            parts=parts or {},
-            orthogonalise=_newton_schulz(config.muon, bf16_products=bf16_products, compiled=compiled, fused=fused),
-            share_work=share_work,
-            tables=self._tables,
-        )
-        self._adams = _adams(by_adam, config.adam, self._tables)
+        """How many steps were skipped, counted on the device, fp32."""
+        self._pending = {
+            name: torch.zeros_like(param, memory_format=torch.contiguous_format)
+            for group, named in self.groups.items()
+            if groups[group].every > 1
+            for name, param in named.items()
+        }
+        """Gradients of groups that do not move at every step, summed since they last moved."""
 
     @torch.no_grad()
-    def step(self, *, lr_scale: float, momentum: float, skip: Tensor | None = None) -> None:
-        """Move every parameter once, by the gradients that its `.grad` holds now.
+    def step(self, settings: Mapping[str, GroupSettings], *, skip: Tensor | None = None) -> None:
+        """Move every group whose settings say so, by the gradients that are there now.
 
-        `lr_scale` multiplies every base rate; `momentum` is Muon's at this step. With `clip_norm` the gradients are
-        scaled in place first. Where `skip` (bool, 0-D, on the parameters' device) is true, weights and state stay as
-        they are, whatever the gradients hold; the host need not know."""
-        if self.config.clip_norm is not None:
-            self._clip(self.config.clip_norm)
+        With `clip_norm` they are scaled in place first. Where `skip` (bool, 0-D, on the parameters' device) is true,
+        weights and state stay as they are, whatever the gradients hold; the host need not know. Groups whose gradients
+        are here work first; deferred gradients travel meanwhile, and gathered rows while the others are completed."""
+        if self.clip_norm is not None:
+            self._clip(self.clip_norm)
         self.steps_taken += 1
         if skip is not None:
             self._skipped = skip.float() if self._skipped is None else self._skipped + skip
-        lr = self.config.muon.lr * lr_scale
-        self._muon.step(lr=lr, momentum=momentum, skip=skip, meanwhile=partial(self._step_adam, lr_scale, skip))
-        self._tables.finish_gathers()
+        finishes = [self._start(name, settings[name], skip) for name in self.rules if name not in self._late]
+        self._sync.await_gradients()
+        finishes += [self._start(name, settings[name], skip) for name in self.rules if name in self._late]
+        for finish in finishes:
+            finish()
+        self._sync.finish_gathers()
 
-    def _step_adam(self, lr_scale: float, skip: Tensor | None) -> None:
-        """Between Muon's work and its moves: tables' gradients travel during the one, their rows during the other."""
-        self._tables.await_gradients()
-        for adam in self._adams:
-            adam.step(step=self.steps_taken, lr_scale=lr_scale, skip=skip, skipped=self._skipped)
+    def _start(self, name: str, settings: GroupSettings, skip: Tensor | None) -> Callable[[], None]:
+        every = self.param_groups[name].every
+        if every > 1:
+            self._add_pending(self.groups[name], moves=settings.moves, skip=skip)
+        if not settings.moves:
+            return no_more
+        step, skipped = -(-self.steps_taken // every), self._skipped
+        if every > 1 and skipped is not None:  # from the steps that counted, which is what a checkpoint holds
+            skipped = step - torch.ceil((self.steps_taken - skipped) / every)
+        rows = {n: self.row_sums(n) for n in self.groups[name] if n in self._row_gradients}
+        return self.rules[name].start(Event(settings=settings, step=step, skipped=skipped, skip=skip, rows=rows))
+
+    def _add_pending(self, named: NamedParams, *, moves: bool, skip: Tensor | None) -> None:
+        """Take what earlier steps have left into the gradients, or leave these for a later one. The gradient of a
+        skipped step is dropped, and with it what was left, if this one would have moved."""
+        for name, param in named.items():
+            pending, fresh = self._pending[name], param.grad
+            if fresh is None:
+                fresh = param.grad = torch.zeros_like(param)
+            if moves:
+                fresh.add_(pending)
+                pending.zero_()
+            else:
+                pending.add_(fresh if skip is None else fresh.masked_fill(skip, 0.0))
 
     @torch.no_grad()
-    def measured_step(
-        self, *, lr_scale: float, momentum: float, skip: Tensor | None = None
-    ) -> dict[ParamClass, Tensor]:
-        """`step`, and for each class the norm of its update over the norm of its weights, as fp32 0-D tensors.
+    def measured_step(self, settings: Mapping[str, GroupSettings], *, skip: Tensor | None = None) -> dict[str, Tensor]:
+        """`step`, and for each group the norm of its update over the norm of its weights, as fp32 0-D tensors.
 
-        The weights are those after the step, so that a class that starts at 0 gives 1 and not infinity; a class at rest
+        The weights are those after the step, so that a group that starts at 0 gives 1 and not infinity; a group at rest
         at 0 gives 0. Costs a copy of all weights, hence a method of its own."""
-        before = {kind: [param.clone() for param in named.values()] for kind, named in self.classes.items()}
-        self.step(lr_scale=lr_scale, momentum=momentum, skip=skip)
-        return {kind: _ratio(before[kind], list(named.values())) for kind, named in self.classes.items() if named}
+        before = {group: [param.clone() for param in named.values()] for group, named in self.groups.items()}
+        self.step(settings, skip=skip)
+        return {group: _ratio(before[group], list(named.values())) for group, named in self.groups.items()}
 
     def zero_grad(self) -> None:
         """Forget all gradients. None, not zeros: the first micro-batch then writes its gradient and need not add it."""
         for param in self._all_params():
             param.grad = None
+        self.clear_rows()
+
+    def clear_rows(self) -> None:
+        self._row_sums.clear()
+        for rows in self._row_gradients.values():
+            rows.clear()
+
+    def row_sums(self, name: str) -> tuple[Tensor, Tensor]:
+        """The row gradient of a table over all processes: distinct indices and summed rows, computed once a step."""
+        if name not in self._row_sums:
+            self._row_sums[name] = coalesced(*self._sync.gather_rows(*self._row_gradients[name].gathered()))
+        return self._row_sums[name]
 
     @torch.no_grad()
     def gradient_norm(self) -> Tensor:
         """Norm of all gradients as one vector, fp32, 0-D, on their device."""
-        self._tables.await_gradients()
-        return self._tables.norm(self._all_params())
+        self._sync.await_gradients()
+        dense, rows = self._sync.norm(self._all_params()), []
+        for ids, sums in map(self.row_sums, self._row_gradients):
+            repeated = torch.cat([torch.zeros_like(ids[:1], dtype=torch.bool), ids[1:] == ids[:-1]])
+            rows.append(sums.masked_fill(repeated[:, None], 0.0))
+        return global_norm([dense, global_norm(rows)]) if rows else dense
 
     def state_dict(self, *, wanted: bool = True, copied: bool = True) -> dict[str, Tensor]:
         """The whole state by name, one entry per parameter and slot whatever the stacking. Later steps do not change
         it, unless it is asked for not `copied`: for somebody who copies it at once. The names are there before the
-        first step. Where tables are shared all processes must call this; those that do not want the state help and get
-        nothing."""
+        first step. Where parameters are shared all processes must call this; those that do not want the state help and
+        get nothing."""
         state = {"step": torch.tensor(self._steps_counted())} if wanted else {}
         for name, slot in self._slots().items():
-            if slot.table is not None:
-                whole = self._tables.whole(slot.kept(), slot.table)
+            if slot.rows is not None and slot.param is not None:
+                whole = self._sync.whole(slot.kept(), slot.param)
                 state |= {name: whole.cpu()} if wanted else {}  # to the host: a device need hold one at a time
             elif wanted:
                 state[name] = slot.kept().clone() if copied else slot.kept()
@@ -137,17 +162,17 @@ class Optimizer:
 
     def _clip(self, clip_norm: float) -> None:
         scale = (clip_norm / (self.gradient_norm() + 1e-6)).clamp(max=1.0)  # 1e-6: as torch.nn.utils.clip_grad_norm_
-        grads = [self._tables.own(param, param.grad) for param in self._all_params() if param.grad is not None]
+        grads = [self._sync.own(param, param.grad) for param in self._all_params() if param.grad is not None]
         torch._foreach_mul_(grads, scale)
+        for _, sums in self._row_sums.values():
+            sums.mul_(scale)
 
     def _slots(self) -> dict[str, Slot]:
-        slots = self._muon.state()
-        for adam in self._adams:
-            slots |= adam.state()
-        return slots
+        slots = {name: slot for rule in self.rules.values() for name, slot in rule.state().items()}
+        return slots | {f"pending.{name}": Slot([grad]) for name, grad in self._pending.items()}
 
     def _all_params(self) -> list[nn.Parameter]:
-        return [param for named in self.classes.values() for param in named.values()]
+        return [param for named in self.groups.values() for param in named.values()]
 
 
 def _ratio(before: list[Tensor], after: list[Tensor]) -> Tensor:
@@ -155,36 +180,19 @@ def _ratio(before: list[Tensor], after: list[Tensor]) -> Tensor:
     return torch.where(update_norm > 0, update_norm / global_norm(after), 0.0)
 
 
-def _newton_schulz(muon: MuonConfig, *, bf16_products: bool, compiled: bool, fused: bool) -> Orthogonalise:
+def newton_schulz(muon: MuonConfig, iteration: Iteration = orthogonalise, *, bf16_products: bool) -> Orthogonalise:
+    """Muon's iteration as the config asks for it, by a back end; in fp32 where the device has no bf16 products."""
     dtype = torch.bfloat16 if muon.ns_dtype == "bf16" and bf16_products else torch.float32
-    if fused and dtype == torch.bfloat16 and muon.ns_association == "polynomial_first":
-        return partial(orthogonalise_symmetric, steps=muon.ns_steps, dtype=dtype, norm_of=muon.ns_norm_of)
-    iteration = torch.compile(orthogonalise, fullgraph=True, dynamic=False) if compiled else orthogonalise
     return partial(
         iteration, steps=muon.ns_steps, dtype=dtype, association=muon.ns_association, norm_of=muon.ns_norm_of
     )
 
 
-def _adams(classes: Mapping[ParamClass, NamedParams], adam: AdamConfig, tables: Tables) -> list[Adam]:
-    """Adam objects for these classes: one for all, or one each, which gives the same numbers."""
-    rates = {
-        "matrices": adam.matrix_lr,
-        "embeddings": adam.embedding_lr,
-        "head": adam.head_lr,
-        "scalars": adam.scalar_lr,
-    }
-    groups = [(named, rates[kind]) for kind, named in classes.items()]
-    objects = [groups] if adam.grouping == "one" else [[group] for group in groups]
-    return [Adam(its_groups, adam, tables) for its_groups in objects]
-
-
-def _check_names(params: Mapping[ParamClass, NamedParams], parts: Mapping[str, object]) -> None:
-    """A parameter in two classes would move twice; two of one name would share a slot in a checkpoint."""
+def _check_names(params: Mapping[str, NamedParams]) -> None:
+    """A parameter in two groups would move twice; two of one name would share a slot in a checkpoint."""
     named = [item for group in params.values() for item in group.items()]
     if len({name for name, _ in named}) < len(named) or len({id(param) for _, param in named}) < len(named):
-        raise ValueError("a name or a parameter occurs in more than one class; each belongs to exactly one")
-    if unknown := set(parts) - set(params.get("matrices", {})):
-        raise ValueError(f"parts are given for {', '.join(sorted(unknown))}, which is not among the matrices")
+        raise ValueError("a name or a parameter occurs in more than one group; each belongs to exactly one")
 
 
 def _check_state(state: Mapping[str, Tensor], own: Mapping[str, Slot]) -> None:

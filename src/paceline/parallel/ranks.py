@@ -1,11 +1,8 @@
 """Who this process is among those of a run, and the few things that all of them do together.
 
-torchrun starts the processes and tells each its place in variables of the environment. Each keeps the whole model, or
-its rows of it (`shards.py`), and takes its share of the batch, of the matrices and of the validation; the first one
-alone writes files and speaks. One class serves for one process and for many: alone, every method returns at once and
-there is no process group.
-
-CPU tensors travel by gloo, also beside NCCL, so that processes can agree on something without waiting for a GPU.
+torchrun starts the processes and sets their ranks in the environment. Rank 0 alone writes files and prints. A single
+process uses the same class: every method returns at once and there is no process group. CPU tensors travel by gloo,
+also beside NCCL, so that processes can agree on something without waiting for a GPU.
 """
 
 import os
@@ -21,9 +18,6 @@ from paceline.core.errors import ConfigError
 
 T = TypeVar("T")
 
-VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-"""Set by torchrun. Cluster managers may set the first two for the whole machine; LOCAL_RANK means torchrun."""
-
 
 @dataclass(frozen=True)
 class Ranks:
@@ -33,9 +27,12 @@ class Ranks:
     world: int = 1
     local_rank: int = 0
 
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.world}"
+
     @property
-    def first(self) -> bool:
-        """Whether this is the one that writes files and speaks."""
+    def is_main(self) -> bool:
+        """Whether this is the one that writes files and prints."""
         return self.rank == 0
 
     def sum_(self, values: Tensor) -> Tensor:
@@ -52,7 +49,7 @@ class Ranks:
 
     def from_first(self, find: Callable[[], T]) -> T:
         """What `find` returns on the first rank, which alone calls it."""
-        found = [find() if self.first else None]
+        found = [find() if self.is_main else None]
         if self.world > 1:
             dist.broadcast_object_list(found, src=0)
         return cast(T, found[0])
@@ -61,7 +58,7 @@ class Ranks:
         """What every rank gives, in rank order, on the first; nothing on the others."""
         if self.world == 1:
             return [value]
-        found: list[T | None] | None = [None] * self.world if self.first else None
+        found: list[T | None] | None = [None] * self.world if self.is_main else None
         dist.gather_object(value, found, dst=0)
         return cast(list[T], found or [])
 
@@ -69,19 +66,18 @@ class Ranks:
         self.sum_(torch.zeros(()))
 
 
-ALONE = Ranks()
+SINGLE_PROCESS = Ranks()
 
 
 def ranks_from_environment() -> Ranks:
-    """This process's place as torchrun tells it; alone without torchrun."""
-    if "LOCAL_RANK" not in os.environ:
-        return ALONE
-    told = {name: os.environ.get(name, "") for name in VARIABLES}
-    if not all(value.isdecimal() for value in told.values()):
-        said = ", ".join(f"{name}={value!r}" for name, value in told.items())
-        raise ConfigError(f"{said}: torchrun sets all three to numbers; unset them or start with torchrun")
-    rank, world, local_rank = (int(value) for value in told.values())
-    return Ranks(rank=rank, world=world, local_rank=local_rank)
+    """This process's place as torchrun sets it; alone without torchrun."""
+    if "LOCAL_RANK" not in os.environ:  # cluster managers may set the others for the whole machine
+        return SINGLE_PROCESS
+    found = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    if not all(value.isdecimal() for value in found.values()):
+        values = ", ".join(f"{name}={value!r}" for name, value in found.items())
+        raise ConfigError(f"{values}: torchrun sets all three to numbers; unset them or start with torchrun")
+    return Ranks(*map(int, found.values()))
 
 
 def launch_name() -> str | None:
@@ -100,12 +96,9 @@ def start_gather(received: Tensor, sent: Tensor) -> dist.Work:
     return work
 
 
-class Vote:
-    """Whether any rank wishes something, with the same answer for all at the same call.
-
-    A call posts this rank's wish and answers with the wishes of the call before, which are there by then: ranks agree
-    one step late and none of them waits, neither for a GPU nor for a rank that is less than a step behind. Alone, the
-    answer is the wish."""
+class DeferredAny:
+    """OR over ranks, one call late: a call posts this rank's value and returns the result of the call before, which is
+    there by then. No rank waits for a GPU or for a rank that is less than a step behind. Alone, there is no delay."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks

@@ -1,12 +1,14 @@
 """The presets as facts: sizes, lengths, what the public logs say, and each one's difference from its predecessor."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.schema import Change, changes
-from paceline.metrics.flops import parameter_counts
-from paceline.recipes.presets import PRESETS
-from paceline.recipes.records import PUBLIC
+from paceline.recipes.presets import PRESETS, preset
+from paceline.recipes.records import HISTORY, PUBLIC
+from paceline.settings.schedule import tokens_before
+from paceline.settings.spec import describe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +29,12 @@ class CatalogueEntry:
     """Against the predecessor."""
 
     def as_json(self) -> dict[str, Any]:
-        listed = [{"field": c.field, "from": c.before, "to": c.after} for c in self.changes]
-        return {**self.__dict__, "changes": listed}
+        return {**vars(self), "changes": listed(self.changes)}
+
+
+def listed(found: Iterable[Change]) -> list[dict[str, Any]]:
+    """Changes as JSON."""
+    return [{"field": change.field, "from": change.before, "to": change.after} for change in found]
 
 
 def catalogue() -> list[CatalogueEntry]:
@@ -38,22 +44,28 @@ def catalogue() -> list[CatalogueEntry]:
 def _entry(name: str) -> CatalogueEntry:
     config, public = PRESETS[name](), PUBLIC.get(name)
     before = public.predecessor if public else None
-    diff = changes(PRESETS[before](), config) if before else []
+    about = " ".join((PRESETS[name].__doc__ or "").split())
     return CatalogueEntry(
         name=name,
-        summary=_first_sentence(PRESETS[name].__doc__ or ""),
+        summary=about.split(". ")[0].rstrip("."),
         record=public.record if public else None,
         predecessor=before,
-        parameters=parameter_counts(config.model)["total"],
+        parameters=describe(config.model).numel(),
         steps=config.steps,
         tokens_per_step=config.batch.tokens,
-        train_tokens=config.steps * config.batch.tokens,
+        train_tokens=tokens_before(config, config.steps),
         public_minutes=public.minutes if public else None,
         public_val_loss=public.val_loss if public else None,
-        changes=tuple(change for change in diff if change.field != "preset"),
+        changes=tuple(changes_between(before, name) if before else ()),
     )
 
 
-def _first_sentence(text: str) -> str:
-    """Up to the first full stop, on one line."""
-    return " ".join(text.split()).split(". ")[0].rstrip(".")
+def changes_between(before: str, after: str) -> list[Change]:
+    """The settings in which two presets differ, but for the name, and, of the records from the one to the other, what
+    only the original scripts changed."""
+    found = [change for change in changes(preset(before), preset(after)) if change.field != "preset"]
+    chain, newest = [], after
+    while newest in PUBLIC and newest != before:
+        chain.append(newest)
+        newest = PUBLIC[newest].predecessor or before
+    return found + [HISTORY[name] for name in reversed(chain) if name in HISTORY]

@@ -4,12 +4,10 @@ Two wide layers learn more in that time than four narrow ones: at 200 steps and 
 1.860, because products of width 192 use a CPU better (docs/experiments.md).
 """
 
-from paceline.checkpoint.config import CheckpointConfig
-from paceline.data.config import BatchConfig, DataConfig
-from paceline.evaluate.config import EvaluateConfig
-from paceline.model.config import ModelConfig, RotaryConfig, WindowConfig
-from paceline.optim.config import AdamConfig, MuonConfig, OptimConfig, ScheduleConfig
-from paceline.train.config import RunConfig
+from paceline.settings.data import BatchConfig, DataConfig
+from paceline.settings.model import ModelConfig, RotaryConfig, WindowConfig
+from paceline.settings.optim import AdamConfig, MuonConfig, OptimConfig, ScheduleConfig
+from paceline.settings.run import EvaluateConfig, RunConfig
 
 
 def demo() -> RunConfig:
@@ -25,8 +23,8 @@ def demo() -> RunConfig:
             head_dim=64,
             zero_init_outputs=True,
             qk_norm="before_rotary",
-            rotary=RotaryConfig(base=1024.0, turning_share=0.5, spacing="closed", max_tokens=4096),
-            head_init="zeros",
+            rotary=RotaryConfig(base=1024.0, rotary_fraction=0.5, spacing="closed", max_tokens=4096),
+            lm_head_init="zeros",
             embedding_norm=True,
             x0_mix=True,
             unet_skips=True,
@@ -40,9 +38,8 @@ def demo() -> RunConfig:
         batch=BatchConfig(tokens=2048, sequence_tokens=256),
         optim=OptimConfig(
             muon=MuonConfig(lr=0.06, momentum=0.85, momentum_start=0.85, ns_dtype="fp32"),
-            adam=AdamConfig(embedding_lr=0.3, head_lr=0.008, scalar_lr=0.04),
+            adam=AdamConfig(embedding_lr=0.3, lm_head_lr=0.008, scalar_lr=0.04),
             schedule=ScheduleConfig(cooldown_share=0.4),
         ),
         evaluate=EvaluateConfig(every=155, tokens=0),
-        checkpoint=CheckpointConfig(every=None),
     )

@@ -7,14 +7,15 @@ autograd and in the training precision, and the gradient is the true mean over t
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from paceline.data.config import BatchConfig, DataConfig
-from paceline.evaluate.config import EvaluateConfig
-from paceline.model.config import ModelConfig, PrecisionConfig, RotaryConfig, WindowConfig
-from paceline.optim.config import AdamConfig, MuonConfig, OptimConfig, ScheduleConfig
-from paceline.parallel.config import ParallelConfig
-from paceline.train.config import RunConfig, TrainConfig
+from paceline.core.schema import Change
+from paceline.settings.data import BatchConfig, DataConfig
+from paceline.settings.model import ModelConfig, PrecisionConfig, RotaryConfig, WindowConfig
+from paceline.settings.optim import AdamConfig, MuonConfig, OptimConfig, ScheduleConfig
+from paceline.settings.parallel import ParallelConfig
+from paceline.settings.run import EvaluateConfig, RunConfig, TrainConfig
 
 BF16_EPS = 2.0**-7
 """Machine ε of bf16: what the originals' norm used on bf16 inputs, by the framework default of their time."""
@@ -43,6 +44,13 @@ PUBLIC = {
 }
 
 
+HISTORY = {
+    "r16-block-mask": Change(field="(DDP broadcasts buffers)", before=True, after=False),
+    "r18-softcap": Change(field="(Adam objects)", before="one a group", after="one in all"),
+}
+"""What a record changed in the original script without changing a number: a label in its diff, no setting here."""
+
+
 def r04_muon() -> RunConfig:
     """Record 4: GPT-2's size with rotary positions, a tied head, and Muon for the block matrices."""
     return RunConfig(
@@ -56,7 +64,7 @@ def r04_muon() -> RunConfig:
             attention_branch_scale=1 / math.sqrt(24),
             norm_eps=1e-6,
             rotary=RotaryConfig(max_tokens=1024),
-            tied_head=True,
+            tied_lm_head=True,
             embedding_init="uniform",
             precision=PrecisionConfig(mode="autocast", compute="bf16"),
         ),
@@ -70,12 +78,12 @@ def r04_muon() -> RunConfig:
                 ns_association="product_first",
                 ns_norm_of="unrounded",
             ),
-            adam=AdamConfig(embedding_lr=0.0036, beta1=0.9, grouping="per_class"),
+            adam=AdamConfig(embedding_lr=0.0036, beta1=0.9),
             schedule=ScheduleConfig(cooldown_steps=1800, cooldown_share=None),
         ),
         train=TrainConfig(device="cuda", compile=True, coordinate_descent=True),
         evaluate=EvaluateConfig(every=125, tokens=10_485_760),
-        parallel=ParallelConfig(bucket_views=False, broadcast_buffers=True),
+        parallel=ParallelConfig(bucket_views=False),
     )
 
 
@@ -89,7 +97,7 @@ def r05_modern_arch() -> RunConfig:
         model=replace(
             base.model,
             embedding_multiple=128,
-            head_multiple=128,
+            lm_head_multiple=128,
             num_heads=6,
             head_dim=128,
             qkv="separate",
@@ -124,9 +132,9 @@ def r13_window_warmup() -> RunConfig:
             norm_eps=BF16_EPS,
             qk_norm="before_rotary",
             rotary=replace(base.model.rotary, max_tokens=65_536),
-            tied_head=False,
+            tied_lm_head=False,
             embedding_init="normal",
-            head_init="zeros",
+            lm_head_init="zeros",
             embedding_norm=True,
             x0_mix=True,
             unet_skips=True,
@@ -150,7 +158,7 @@ def r13_window_warmup() -> RunConfig:
                 scale_rule="aspect",
                 ns_association="polynomial_first",
             ),
-            adam=replace(base.optim.adam, embedding_lr=0.6, head_lr=0.008, scalar_lr=0.04, beta1=0.8),
+            adam=replace(base.optim.adam, embedding_lr=0.6, lm_head_lr=0.008, scalar_lr=0.04, beta1=0.8),
             schedule=replace(base.optim.schedule, cooldown_steps=640),
         ),
     )
@@ -204,7 +212,7 @@ def r16_block_mask() -> RunConfig:
             window=WindowConfig(unit="blocks", start_tokens=128, growth_tokens=1728, quantum_tokens=128),
         ),
         train=replace(base.train, skip_guards=True),
-        parallel=ParallelConfig(bucket_views=True, broadcast_buffers=False),
+        parallel=ParallelConfig(bucket_views=True),
     )
 
 
@@ -224,7 +232,7 @@ def r17_sparse_values() -> RunConfig:
             rotary=replace(
                 base.model.rotary,
                 base=1024.0,
-                turning_share=0.5,
+                rotary_fraction=0.5,
                 spacing="closed",
                 frequency_dtype="fp32",
                 arithmetic="fp32",
@@ -248,10 +256,19 @@ def r18_softcap() -> RunConfig:
             rotary=replace(base.model.rotary, table_dtype="fp32"),
             precision=replace(base.model.precision, scalars="fp32", round_matrices_at_init=False),
         ),
-        optim=replace(
-            base.optim,
-            adam=replace(base.optim.adam, grouping="one"),
-            schedule=ScheduleConfig(cooldown_steps=None, cooldown_share=0.4),
-        ),
+        optim=replace(base.optim, schedule=ScheduleConfig(cooldown_steps=None, cooldown_share=0.4)),
         train=replace(base.train, coordinate_descent=False, skip_guards=False, expandable_segments=False),
     )
+
+
+RECORDS: dict[str, Callable[[], RunConfig]] = {
+    "r04-muon": r04_muon,
+    "r05-modern-arch": r05_modern_arch,
+    "r13-window-warmup": r13_window_warmup,
+    "r14-value-embed": r14_value_embed,
+    "r15-unet-values": r15_unet_values,
+    "r16-block-mask": r16_block_mask,
+    "r17-sparse-values": r17_sparse_values,
+    "r18-softcap": r18_softcap,
+}
+"""By name; a new preset is a function and a line here."""

@@ -13,11 +13,10 @@ from dataclasses import replace
 
 from paceline.core.errors import ConfigError
 from paceline.core.units import BLOCK_TOKENS
-from paceline.data.config import BUILTIN, BatchConfig, DataConfig
-from paceline.evaluate.config import EvaluateConfig
-from paceline.model.config import ModelConfig
-from paceline.optim.schedules import scaled_to
-from paceline.train.config import RunConfig
+from paceline.settings.data import BUILTIN, BatchConfig, DataConfig
+from paceline.settings.model import ModelConfig
+from paceline.settings.run import EvaluateConfig, RunConfig
+from paceline.settings.schedule import scaled_to
 
 MIN_WINDOWED_TOKENS = 16 * BLOCK_TOKENS
 MIN_HEAD_DIM = 8
@@ -49,28 +48,21 @@ def scaled(config: RunConfig, scale: float) -> RunConfig:
         return config
     smaller = with_steps(config, max(1, round(config.steps * scale)))
     model, batch = _scaled_model(config.model, scale), _scaled_batch(config, scale)
+    sequences = max(1, VALIDATION_TOKENS // batch.sequence_tokens)
     return replace(
         smaller,
         model=model,
         batch=batch,
         data=DataConfig(dir=BUILTIN, tokenizer=f"bpe-{model.vocab_size}", order=config.data.order),
         train=replace(config.train, device="auto", compile=False),
-        evaluate=EvaluateConfig(every=max(1, smaller.steps // 4), tokens=_validation_tokens(batch.sequence_tokens)),
+        evaluate=EvaluateConfig(every=max(1, smaller.steps // 4), tokens=sequences * batch.sequence_tokens),
     )
 
 
 def _scaled_model(model: ModelConfig, scale: float) -> ModelConfig:
     head_dim = max(MIN_HEAD_DIM, 4 * round(model.head_dim * scale**0.75 / 4))
-    return replace(
-        model,
-        head_dim=head_dim,
-        width=head_dim * model.num_heads,
-        vocab_size=max(MIN_VOCABULARY, round(model.vocab_size * scale)),
-    )
-
-
-def _validation_tokens(sequence_tokens: int) -> int:
-    return max(1, VALIDATION_TOKENS // sequence_tokens) * sequence_tokens
+    vocab_size = max(MIN_VOCABULARY, round(model.vocab_size * scale))
+    return replace(model, head_dim=head_dim, width=head_dim * model.num_heads, vocab_size=vocab_size)
 
 
 def _scaled_batch(config: RunConfig, scale: float) -> BatchConfig:

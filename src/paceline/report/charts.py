@@ -1,53 +1,54 @@
-"""The numbers behind the page's charts, as JSON for its script. How they are drawn is in assets/report.js."""
+"""The numbers behind the page's charts, as JSON for its script (assets/report.js draws them): curves of runs, means and
+bands of groups, parts of the wall time."""
 
 import functools
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from paceline.core.schema import to_dict
-from paceline.report.ablation import Ablation
-from paceline.report.costs import MOST_BARS, PARTS, wall_parts
-from paceline.report.curves import MEMORY_FIELD, Column, Columns
-from paceline.report.groups import Band, Group, drawn_together, rate, training_band, validation_band
-from paceline.report.runs import Run
-from paceline.report.subject import Subject
-from paceline.report.thinning import kept
+import numpy as np
 
-MOST_POINTS = 1_500
-"""Of one line: more than a screen is wide."""
-ALL_POINTS = 40_000
-"""Of all loss curves together, so that a page of 200 runs stays small and is drawn in seconds."""
+from paceline.analysis.groups import Group
+from paceline.core.schema import to_dict
+from paceline.report.curves import MEMORY_FIELD, Column, Columns, kept
+from paceline.report.subject import Run, Subject, mean_time
+
+MOST_POINTS = 1_500  # of one line: more than a screen is wide
+ALL_POINTS = 40_000  # of all loss curves together, so that a page of 200 runs stays small and is drawn in seconds
 FEWEST_POINTS = 100
 SMALL_CHART_POINTS = (10_000, 300, 50)
 """The same three for the small charts: of all lines, of one at most, of one at least."""
-RAW_RUNS = 6
-"""With more runs than this the loss of every single step would be a cloud, and is left out."""
+RAW_RUNS = 6  # with more runs than this the loss of every single step would be a cloud, and is left out
 AXES = {"step": "step", "tokens": "tokens", "train": "train_s", "wall": "wall_s"}
+PARTS = ("launch to first step", "free first steps", "timed steps", "validation, saving, the rest")
+"""Of the wall time, in this order. Compilation is in the free first steps."""
+MOST_BARS = 30  # of a bar chart; the table has all
 
 
 def chart_data(subject: Subject) -> dict[str, Any]:
-    """All that the script draws."""
     points = loss_points(len(subject.runs))
-    group_of = {id(run): number for number, group in enumerate(subject.groups) for run in group.runs}
-    in_mean = {id(run) for group in subject.groups for run in drawn_together(group)}
+    group_of = {run: number for number, group in enumerate(subject.groups) for run in group.members}
+    in_mean = {run for group in subject.groups for run in group.drawn}
     raw = len(subject.runs) <= RAW_RUNS
     return {
         "runs": [
-            {
-                "label": run.label,
-                "group": group_of[id(run)],
-                "in_mean": id(run) in in_mean,
-                **_curves(run, points, raw),
-            }
+            {"label": run.label, "group": group_of[run], "in_mean": run in in_mean, **_curves(run, points, raw)}
             for run in subject.runs
         ],
         "groups": [_group(group, points, len(subject.groups)) for group in subject.groups],
         "parts": list(PARTS),
         "most_bars": MOST_BARS,
-        "benches": [{"label": bench.label, "s": bench.profiled_s, "shares": bench.shares} for bench in subject.benches],
-        "ablations": [_ablation(ablation) for ablation in subject.ablations],
+        "ablations": [
+            {
+                "waterfall": [to_dict(bar) for bar in one.waterfall],
+                "effects": [
+                    {"title": e.title, "kind": e.kind, "noise": e.noise, **to_dict(e.loss)} for e in one.effects
+                ],
+            }
+            for one in subject.ablations
+        ],
     }
 
 
@@ -58,8 +59,59 @@ def as_script(data: dict[str, Any]) -> str:
 
 
 def loss_points(lines: int) -> int:
-    """Points of each of so many loss curves."""
     return max(FEWEST_POINTS, min(MOST_POINTS, ALL_POINTS // max(1, lines)))
+
+
+@dataclass(frozen=True)
+class Band:
+    """Mean of a value over the runs of a group, and its lowest and highest, at the steps that all of them have."""
+
+    at: Columns
+    """Where: step, tokens, train_s, wall_s, each the mean of the runs; NaN for times that may not be averaged."""
+    mean: Column
+    low: Column
+    high: Column
+
+
+def training_band(group: Group[Run]) -> Band | None:
+    return _band(group, [(run.curves.steps, run.smooth_loss) for run in group.drawn])
+
+
+def validation_band(group: Group[Run]) -> Band | None:
+    return _band(group, [(run.curves.evals, run.curves.evals["val_loss"]) for run in group.drawn])
+
+
+def _band(group: Group[Run], curves: Sequence[tuple[Columns, Column]]) -> Band | None:
+    """Of positions and values, a pair for each run. None of a single run, which is its own line."""
+    if len(curves) < 2:
+        return None
+    common = functools.reduce(np.intersect1d, [columns["step"] for columns, _ in curves])
+    places = [np.searchsorted(columns["step"], common) for columns, _ in curves]
+    values = np.stack([value[place] for (_, value), place in zip(curves, places, strict=True)])
+    at = {
+        name: np.mean([columns[name][place] for (columns, _), place in zip(curves, places, strict=True)], axis=0)
+        for name in AXES.values()
+    }
+    if not group.times_comparable:
+        at |= {name: np.full(len(common), np.nan) for name in ("train_s", "wall_s")}
+    return Band(at, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
+
+
+def wall_parts(group: Group[Run]) -> list[float | None]:
+    """Seconds of each of PARTS, mean over the runs that count; None where there is no mean or the cards do not say."""
+
+    def mean_of(part: int) -> float | None:
+        return mean_time(group, lambda run: _parts(run)[part])
+
+    return [mean_of(part) for part in range(len(PARTS))]
+
+
+def _parts(run: Run) -> tuple[float | None, ...]:
+    card = run.card
+    if card.wall_s is None or card.train_s is None:
+        return (None,) * len(PARTS)
+    start_s, first_s = card.startup_s or 0.0, card.first_steps_s or 0.0
+    return start_s, first_s, card.train_s, max(0.0, card.wall_s - card.train_s - start_s - first_s)
 
 
 @functools.lru_cache(maxsize=64)
@@ -75,15 +127,15 @@ def _curves(run: Run, points: int, raw: bool) -> dict[str, Any]:
     }
 
 
-def _group(group: Group, points: int, num_groups: int) -> dict[str, Any]:
+def _group(group: Group[Run], points: int, num_groups: int) -> dict[str, Any]:
     return {
         "label": group.label,
-        "n": len(group.runs),
+        "n": len(group.members),
         "mean": _line(training_band(group), points),
         "val": _line(validation_band(group), points),
         "schedule": _schedule(group, num_groups),
         "wall": [_sized(part) for part in wall_parts(group)],
-        "peak": max((run.card.peak_bytes for run in group.runs if run.card.peak_bytes is not None), default=None),
+        "peak": max((run.card.peak_bytes for run in group.members if run.card.peak_bytes is not None), default=None),
     }
 
 
@@ -93,18 +145,17 @@ def _line(band: Band | None, points: int) -> dict[str, Any] | None:
     chosen = kept(band.mean, points)
     return {
         "x": _positions({name: band.at[name][chosen] for name in AXES.values()}),
-        "mean": _rounded(band.mean[chosen]),
-        "low": _rounded(band.low[chosen]),
-        "high": _rounded(band.high[chosen]),
+        **{name: _rounded(getattr(band, name)[chosen]) for name in ("mean", "low", "high")},
     }
 
 
-def _schedule(group: Group, num_groups: int) -> dict[str, Any]:
+def _schedule(group: Group[Run], num_groups: int) -> dict[str, Any]:
     """The first run's schedule, which is that of all, and the speed: the mean over runs."""
     all_points, most, fewest = SMALL_CHART_POINTS
     points = max(fewest, min(most, all_points // num_groups))
-    steps, mean_rate = group.runs[0].curves.steps, rate(group)
-    speed = (steps["step"], steps["tokens_per_s"]) if mean_rate is None else (mean_rate.at["step"], mean_rate.mean)
+    steps, shown = group.first.curves.steps, 1.0 if group.times_comparable else np.nan
+    mean = _band(group, [(run.curves.steps, shown * run.curves.steps["tokens_per_s"]) for run in group.drawn])
+    speed = (steps["step"], steps["tokens_per_s"]) if mean is None else (mean.at["step"], mean.mean)
     return {
         "lr": _small(steps["step"], steps["lr_scale"], points),
         "window": _small(steps["step"], steps["window_tokens"], points),
@@ -135,16 +186,3 @@ def _sized(value: float | None) -> float | int | None:
     if value.is_integer():
         return int(value)
     return float(f"{value:.6g}")
-
-
-def _ablation(ablation: Ablation) -> dict[str, Any]:
-    effects: Iterable[dict[str, Any]] = (
-        {"title": effect.title, "kind": effect.kind, "noise": effect.noise, **to_dict(effect.loss)}
-        for effect in ablation.effects
-    )
-    return {"waterfall": [to_dict(bar) for bar in ablation.waterfall], "effects": list(effects)}
-
-
-def is_thinned(runs: Sequence[Run]) -> bool:
-    """Whether a curve on the page has fewer points than its run has steps."""
-    return any(len(run.curves.steps["step"]) > loss_points(len(runs)) for run in runs)

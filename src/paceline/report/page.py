@@ -5,62 +5,48 @@ inside the page (4.8 MB) and a content policy forbids every request, so the file
 that a run contains is escaped by `element`. The page consists of sections, which the live page exchanges one by one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
 from paceline.core.errors import UserError
 from paceline.core.files import atomic_write
-from paceline.report.bench import read_bench
 from paceline.report.charts import as_script, chart_data
-from paceline.report.markup import Markup, element, join, raw
+from paceline.report.markup import Markup, Node, element, join
 from paceline.report.sections.ablation import ablations
-from paceline.report.sections.about import about
-from paceline.report.sections.cost import cost
-from paceline.report.sections.evaluations import evaluations
-from paceline.report.sections.loss import loss, samples, schedule, validations
-from paceline.report.sections.results import results
-from paceline.report.sections.running import running
-from paceline.report.sections.settings import configuration, environment
+from paceline.report.sections.about import about, configuration, environment
+from paceline.report.sections.loss import evaluations, loss, samples, schedule, validations
+from paceline.report.sections.results import cost, results, running
 from paceline.report.subject import Subject, load_subject
-from paceline.report.words import Statistics
 
-PARTS = (
-    "about", "running", "ablation", "results", "curves", "validations", "evaluations", "schedule", "cost", "samples",
-    "configuration", "environment",
-)  # fmt: skip
-"""Names of the sections, in their order."""
+SECTIONS: dict[str, Callable[[Subject], list[Node]]] = {
+    "about": about,
+    "running": running,
+    "ablation": ablations,
+    "results": results,
+    "curves": loss,
+    "validations": validations,
+    "evaluations": evaluations,
+    "schedule": schedule,
+    "cost": cost,
+    "samples": samples,
+    "configuration": configuration,
+    "environment": environment,
+}
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
-def write_report(
-    folders: Sequence[Path], out: Path, *, benches: Sequence[Path] = (), statistics: Statistics | None = None
-) -> Subject:
+def write_report(folders: Sequence[Path], out: Path) -> Subject:
     """Write the page about these runs and ablations to `out`, whole or not at all. Returns what it is about."""
-    subject = load_subject(folders, [read_bench(path) for path in benches])
-    page = render(subject.title, sections_of(subject, statistics), as_script(chart_data(subject)))
+    subject = load_subject(folders)
+    page = render(subject.title, sections_of(subject), as_script(chart_data(subject)))
     with atomic_write(out, mode="w") as file:
         file.write(page)
     return subject
 
 
-def sections_of(subject: Subject, statistics: Statistics | None, title: str | None = None) -> dict[str, Markup]:
-    """The parts of the page by name."""
-    contents = (
-        about(subject, title or subject.title),
-        running(subject),
-        ablations(subject.ablations),
-        results(subject, statistics),
-        loss(subject),
-        validations(subject),
-        evaluations(subject),
-        schedule(subject),
-        cost(subject),
-        samples(subject.runs),
-        configuration(subject),
-        environment(subject),
-    )
-    return {name: join(nodes) for name, nodes in zip(PARTS, contents, strict=True)}
+def sections_of(subject: Subject) -> dict[str, Markup]:
+    return {name: join(section(subject)) for name, section in SECTIONS.items()}
 
 
 def render(title: str, sections: dict[str, Markup], data: str, *, policy: str = POLICY, scripts: str = "") -> str:
@@ -71,13 +57,13 @@ def render(title: str, sections: dict[str, Markup], data: str, *, policy: str = 
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", http_equiv="Content-Security-Policy", content=policy),
         element("title", f"{title} · paceline"),
-        element("style", raw(asset("report.css"))),
+        element("style", Markup(asset("report.css"))),
     )
     main = element("main", *(element("section", part, id=f"part-{name}") for name, part in sections.items()))
     script = [
-        element("script", raw(data), type="application/json", id="data"),
-        element("script", raw(_plotly_js())),
-        element("script", raw(asset("report.js") + scripts)),
+        element("script", Markup(data), type="application/json", id="data"),
+        element("script", Markup(_plotly_js())),
+        element("script", Markup(asset("report.js") + scripts)),
     ]
     return f"<!doctype html>\n{element('html', head, element('body', main, *script), lang='en')}\n"
 
@@ -90,7 +76,6 @@ def _plotly_js() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
-        raise UserError(
-            "the report page needs plotly, which is not installed; pip install 'paceline[report]'"
-        ) from None
+        cure = "pip install 'paceline[report]'"
+        raise UserError(f"the report page needs plotly, which is not installed; {cure}") from None
     return str(get_plotlyjs())

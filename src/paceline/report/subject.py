@@ -1,62 +1,158 @@
-"""What a page is about: runs in groups, ablations, profiled steps, and what had to be left out. No torch."""
+"""What a page is about: runs with their curves, in labelled groups, ablations, and what was left out. No torch."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from paceline.analysis.ablation import ABLATION_FILE, Ablation, read_ablations
+from paceline.analysis.facts import setting
+from paceline.analysis.groups import Group, changed_settings, experiment, groups_of
+from paceline.analysis.runs import StoredRun, read_run
 from paceline.core.errors import RunError
-from paceline.report.ablation import Ablation, is_ablation, places_of, read_ablation
-from paceline.report.bench import Bench
-from paceline.report.groups import Group, groups_of
-from paceline.report.runs import Place, Run, load_runs
+from paceline.report.curves import Column, Curves, MetricsFile, smoothed
+
+SHOWN_CHANGES = 3  # settings that a group's label may name; the table of differences has all of them
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run(StoredRun):
+    curves: Curves
+
+    @cached_property
+    def smooth_loss(self) -> Column:
+        return smoothed(self.curves.steps["train_loss"])
+
+    @property
+    def steps_done(self) -> int:
+        """The card is written at validations only; a run in progress is further than that."""
+        return int(max([self.card.steps_done, *self.curves.steps["step"][-1:]]))
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether any step was: the first ones are free."""
+        free = self.config.get("train.untimed_steps")
+        return not isinstance(free, int) or self.steps_done > free
+
+    @property
+    def train_s(self) -> float | None:
+        return self._newest("train_s", self.card.train_s) if self.is_timed else None
+
+    @property
+    def wall_s(self) -> float | None:
+        return self._newest("wall_s", self.card.wall_s)
+
+    def _newest(self, clock: str, on_card: float | None) -> float | None:
+        return max([*self.curves.steps[clock][-1:].tolist(), *([] if on_card is None else [on_card])], default=None)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subject:
     runs: Sequence[Run]
-    left_out: Sequence[str] = ()
-    """A sentence for each thing that was given and could not be read."""
+    left_out: Sequence[str] = ()  # a sentence for each thing that was given and could not be read
     ablations: Sequence[Ablation] = ()
-    benches: Sequence[Bench] = ()
-    notes: Sequence[str] = ()
-    """What the live page has to say about the folder."""
-    running: Sequence[Run] = ()
-    """Those that the live page believes to be trained now."""
+    folder: Path | None = None  # of the live page
+    notes: Sequence[str] = ()  # what the live page has to say about the folder
+    running: Sequence[Run] = ()  # those that the live page believes to be trained now
 
     @cached_property
-    def groups(self) -> list[Group]:
-        return groups_of(self.runs)
+    def groups(self) -> list[Group[Run]]:
+        return labelled_groups(self.runs)
 
     @property
     def only(self) -> Run | None:
-        """The run, if there is just one."""
         return self.runs[0] if len(self.runs) == 1 else None
 
     @property
     def title(self) -> str:
+        if self.folder is not None:
+            return f"Runs in {self.folder}"
         if len(self.ablations) == 1:
             return f"{self.ablations[0].preset} against {self.ablations[0].against}"
-        if len(self.runs) < 3:
-            return " and ".join(run.label for run in self.runs)
-        return f"{len(self.runs)} runs"
+        return " and ".join(run.label for run in self.runs) if len(self.runs) < 3 else f"{len(self.runs)} runs"
 
 
-def load_subject(folders: Sequence[Path], benches: Sequence[Bench] = ()) -> Subject:
+def load_subject(folders: Sequence[Path]) -> Subject:
     """Of folders of runs and of ablations, whose runs are taken with them."""
-    places: list[Place] = []
-    ablations: list[Ablation] = []
-    left_out: list[str] = []
+    is_ablation = {folder: (folder / ABLATION_FILE).is_file() for folder in folders}
+    ablations, left_out = read_ablations(folder for folder in folders if is_ablation[folder])
+    places: list[tuple[Path, str | None]] = []
     for folder in folders:
-        if not is_ablation(folder):
-            places.append(Place(folder))
-            continue
-        try:
-            ablations.append(read_ablation(folder))
-            places += places_of(ablations[-1], folder)
-        except RunError as error:
-            left_out.append(str(error))
+        if folder in ablations:
+            places += [(folder / name, arm.name) for arm in ablations[folder].arms for name in arm.runs]
+        elif not is_ablation[folder]:
+            places.append((folder, None))
     if left_out and not places:
         raise RunError(left_out[0])
     runs, unread = load_runs(places)
-    return Subject(runs=runs, left_out=[*left_out, *unread], ablations=ablations, benches=benches)
+    return Subject(runs=runs, left_out=[*left_out, *unread], ablations=list(ablations.values()))
+
+
+def load_runs(places: Sequence[tuple[Path, str | None]]) -> tuple[list[Run], list[str]]:
+    """Every readable run, each under a label of its own, and a sentence for each that is not. None: an error. A place
+    is a folder and the arm of an ablation that the run belongs to."""
+    if not places:
+        raise RunError("no run was given to report on; name at least one, such as runs/demo")
+    runs: list[Run] = []
+    left_out: list[str] = []
+    for folder, arm in places:
+        try:
+            run = load_run(folder, MetricsFile(folder).read, arm=arm)
+        except RunError as error:
+            left_out.append(str(error))
+            continue
+        same = sum(one.label == run.label or one.label.startswith(f"{run.label} (") for one in runs)
+        runs.append(replace(run, label=f"{run.label} ({same + 1})") if same else run)
+    if not runs:
+        raise RunError(left_out[0])
+    return runs, left_out
+
+
+def load_run(folder: Path, read_curves: Callable[[], Curves], *, arm: str | None = None) -> Run:
+    """The run in `folder` under its card's name, or a RunError that names the damaged file."""
+    one = read_run(folder)
+    return Run(label=one.card.name, folder=folder, card=one.card, config=one.config, arm=arm, curves=read_curves())
+
+
+def labelled_groups(runs: Sequence[Run]) -> list[Group[Run]]:
+    groups = groups_of(runs)
+    names, taken, found = differing(groups), Counter[str](), []
+    for group in groups:
+        label = _label(group, names)
+        taken[label] += 1
+        found.append(replace(group, label=f"{label} ({taken[label]})" if taken[label] > 1 else label))
+    return found
+
+
+def differing(groups: Sequence[Group[Run]]) -> list[str]:
+    """What sets these groups apart, by the names that `experiment` has for it."""
+    every = [experiment(group.first) for group in groups]
+    names = dict.fromkeys(name for one in every for name in one)
+    return [name for name in names if any(one.get(name) != every[0].get(name) for one in every)]
+
+
+def _label(group: Group[Run], names: Sequence[str]) -> str:
+    """Its arms, the name of a run that stands alone, or the preset with what sets the group apart from the others."""
+    if arms := dict.fromkeys(run.arm for run in group.members if run.arm is not None):
+        return ", ".join(arms)
+    if len(group.members) == 1:
+        return group.first.label
+    card, changed = group.first.card, changed_settings(group.first)
+    own = [f"{name.split('.')[-1]} {setting(changed[name])}" for name in names if name in changed]
+    more = [f"{len(own) - SHOWN_CHANGES} more"] if len(own) > SHOWN_CHANGES else []
+    facts = {
+        "track": card.track or "no track",
+        "steps": f"{card.steps:,} steps",
+        "data fingerprint": f"data {card.data_fingerprint[:8]}",
+        "device": str(card.device),
+    }
+    apart = [text for name, text in facts.items() if name in names]
+    return ", ".join([card.preset, *own[:SHOWN_CHANGES], *more, *apart])
+
+
+def mean_time(group: Group[Run], value: Callable[[Run], float | None]) -> float | None:
+    """Of a time or a speed, over the runs that count; None where hardware or code differ between them."""
+    known = [found for run in group.runs if (found := value(run)) is not None]
+    return statistics.fmean(known) if known and group.times_comparable else None

@@ -3,49 +3,182 @@
 A server of the standard library on loopback with two answers, the page and its state as JSON. The page asks again
 0.7 s after each answer, so that a new step is seen within 2 s; while nothing changes the answer is empty, and a run
 that has not changed is neither read nor smoothed again. No path of a request ever names a file.
+
+The runs are seen from their files alone: a trainer does not know that it is watched. Each look reads what is new since
+the last one. Anything may happen in between: a run is started, killed, resumed or deleted, a file is half-written, the
+folder itself appears or goes. Nothing outside the folder is read, whatever links lie in it.
 """
 
 import contextlib
 import itertools
 import json
+import os
 import secrets
+import stat
 import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from paceline.core.errors import UserError
+import numpy as np
+
+from paceline.analysis.ablation import ABLATION_FILE, read_ablations
+from paceline.checkpoint.manifest import CONFIG
+from paceline.core.errors import RunError, UserError
 from paceline.core.loopback import HOSTS, LOOPBACK, headers, host_of
+from paceline.core.units import human_seconds
+from paceline.metrics.card import CARD_FILE
+from paceline.metrics.metrics_file import METRICS_FILE
 from paceline.report.charts import as_script, chart_data
-from paceline.report.live import RunsFolder
+from paceline.report.curves import Curves, MetricsFile
 from paceline.report.markup import Markup, element, join
-from paceline.report.page import PARTS, POLICY, asset, render, sections_of
+from paceline.report.page import POLICY, SECTIONS, asset, render, sections_of
 from paceline.report.sections.about import about
-from paceline.report.subject import Subject
-from paceline.report.words import Statistics
+from paceline.report.subject import Run, Subject, load_run
 
 LIVE_POLICY = f"{POLICY}; connect-src 'self'; base-uri 'none'; form-action 'none'"
 HEADERS = headers(LIVE_POLICY)
+EMPTY = dict.fromkeys(SECTIONS, Markup(""))
+FILES = (CARD_FILE, CONFIG, METRICS_FILE)
+QUIET_S, QUIET_STEPS = 60.0, 20
+"""A run is called quiet after a minute without a record, and after so many of its own steps."""
+
+Signature = tuple[tuple[int, int] | None, ...]
+"""Of each of FILES: when it was written and its size, None if it is not there."""
+
+
+# ---- what there is
+
+
+@dataclass
+class _Watched:
+    """One run, and what its files looked like when they were read."""
+
+    metrics: MetricsFile
+    signature: Signature = ()
+    run: Run | None = None
+    trouble: str | None = None
+
+
+@dataclass
+class RunsFolder:
+    root: Path
+    newest: int  # runs that are shown: the ones written to last
+    clock: Callable[[], float] = time.time
+    _watched: dict[Path, _Watched] = field(default_factory=dict)
+
+    def look(self) -> tuple[Subject, object]:
+        """What there is now, and a value that stays equal until something changes."""
+        found = dict(_run_folders(self.root))
+        self._watched = {folder: one for folder, one in self._watched.items() if folder in found}
+        latest = sorted(found, key=lambda folder: _written(found[folder]))[-self.newest :]
+        for folder in sorted(latest):
+            self._read(folder, found[folder])
+        shown = [self._watched[folder] for folder in sorted(latest)]
+        folders = (self.root, *sorted(_folders(self.root, self.root)))
+        there = (one for one in folders if _look_at(one / ABLATION_FILE, self.root) is not None)
+        ablated, damaged = read_ablations(there)  # small files, read anew at every look
+        ablations = list(ablated.values())
+        read = [one.run for one in shown if one.run is not None]
+        names = Counter(run.label for run in read)  # of several with one name, each gets that of its folder in front
+        own = [f"{run.folder.parent.name}/{run.label}" if names[run.label] > 1 else run.label for run in read]
+        runs = [replace(run, label=label) if label != run.label else run for run, label in zip(read, own, strict=True)]
+        going = [run for run in runs if not run.card.finished and run.card.ended is None]  # Ctrl-C is an end, too
+        quiet = [run for run in going if self._is_quiet(run)]
+        subject = Subject(
+            runs=runs,
+            running=[run for run in going if run not in quiet],
+            left_out=[*damaged, *(one.trouble for one in shown if one.trouble is not None)],
+            ablations=ablations,
+            folder=self.root,
+            notes=self._notes(len(shown), len(found), quiet),
+        )
+        return subject, ([(folder, found[folder]) for folder in sorted(latest)], ablations, damaged, subject.notes)
+
+    def _read(self, folder: Path, signature: Signature) -> None:
+        watched = self._watched.setdefault(folder, _Watched(MetricsFile(folder)))
+        if watched.signature == signature:
+            return
+        there = dict(zip(FILES, signature, strict=True))
+        try:
+            if there[CONFIG] is None:
+                raise RunError(f"{folder / CONFIG}: is not there, or leads out of the folder that is watched")
+            read_curves = Curves.none if there[METRICS_FILE] is None else watched.metrics.read
+            watched.run, watched.trouble = load_run(folder, read_curves), None
+        except RunError as error:
+            watched.run, watched.trouble, watched.metrics = None, str(error), MetricsFile(folder)
+        watched.signature = signature
+
+    def _notes(self, num_shown: int, num_found: int, quiet: list[Run]) -> list[str]:
+        notes = [f"The {num_shown} newest of {num_found} runs in the folder."] if num_found > num_shown else []
+        for run in quiet:
+            minutes_s = 60.0 * (self._silent_s(run) // 60)  # by the minute, or the page would change every second
+            notes.append(f"{run.label}: nothing new for {human_seconds(minutes_s)}; it was killed, or hangs.")
+        return notes
+
+    def _is_quiet(self, run: Run) -> bool:
+        steps_s = np.diff(run.curves.steps["wall_s"][-QUIET_STEPS:])
+        return self._silent_s(run) >= max(QUIET_S, QUIET_STEPS * float(steps_s.mean()) if len(steps_s) else 0.0)
+
+    def _silent_s(self, run: Run) -> float:
+        return self.clock() - _written(self._watched[run.folder].signature)
+
+
+def _run_folders(root: Path) -> Iterator[tuple[Path, Signature]]:
+    """The folder itself, its folders and theirs (an ablation's runs), where there is a card and nothing leads out."""
+    outer = _folders(root, root)
+    for folder in (root, *outer, *(inner for one in outer for inner in _folders(one, root))):
+        signature = tuple(_look_at(folder / name, root) for name in FILES)
+        if signature[0] is not None:
+            yield folder, signature
+
+
+def _folders(folder: Path, root: Path) -> list[Path]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        folders = [entry for entry in entries if os.path.isdir(entry.path)]
+        return [Path(entry.path) for entry in folders if not entry.is_symlink() or _is_inside(entry.path, root)]
+    return []
+
+
+def _is_inside(path: str | Path, root: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
+
+
+def _look_at(path: Path, root: Path) -> tuple[int, int] | None:
+    """A pipe or a device under the name of a file could be waited for for ever, so only files count."""
+    with contextlib.suppress(OSError):
+        found = path.lstat()
+        if stat.S_ISLNK(found.st_mode) and _is_inside(path, root):
+            found = path.stat()
+        if stat.S_ISREG(found.st_mode):
+            return found.st_mtime_ns, found.st_size
+    return None
+
+
+def _written(signature: Signature) -> float:
+    """When a run last wrote something, in seconds."""
+    return max(when for when, _ in filter(None, signature)) / 1e9
+
+
+# ---- how it is shown
 
 
 class LivePage:
     """The page about a folder, and its state at any time. Requests come from many threads; one at a time looks."""
 
-    def __init__(self, folder: RunsFolder, statistics: Statistics | None) -> None:
+    def __init__(self, folder: RunsFolder) -> None:
         self._folder = folder
-        self._statistics = statistics
         self._lock = threading.Lock()
         self._launch, self._numbers = secrets.token_hex(4), itertools.count()
         self._seen: object = None
         self._state: tuple[str, bytes] = ("", b"")
-        self.title = f"Runs in {folder.root}"
-        self.page = self._empty_page()
-
-    def _empty_page(self) -> bytes:
-        """Its sections are filled by the first state."""
-        nothing = dict.fromkeys(PARTS, Markup(""))
-        data = as_script(chart_data(Subject(runs=[])))
-        return render(self.title, nothing, data, policy=LIVE_POLICY, scripts=asset("watch.js")).encode()
+        nothing = Subject(runs=[], folder=folder.root)  # the first state fills the sections
+        data, script = as_script(chart_data(nothing)), asset("watch.js")
+        self.page = render(nothing.title, EMPTY, data, policy=LIVE_POLICY, scripts=script).encode()
 
     def state(self) -> tuple[str, bytes]:
         """A name for the state, and the state: sections by name and the charts' data."""
@@ -59,14 +192,14 @@ class LivePage:
 
     def _sections(self, subject: Subject) -> dict[str, Markup]:
         if subject.runs:
-            return sections_of(subject, self._statistics, self.title)
+            return sections_of(subject)
         waiting = element("p", "No run yet. One that is started will appear here.", class_="quiet")
-        return dict.fromkeys(PARTS, Markup("")) | {"about": join([*about(subject, self.title), waiting])}
+        return EMPTY | {"about": join([*about(subject), waiting])}
 
 
-def make_server(root: Path, *, port: int, newest: int, statistics: Statistics | None) -> ThreadingHTTPServer:
+def make_server(root: Path, *, port: int, newest: int) -> ThreadingHTTPServer:
     """A server that listens already; `serve_forever` answers. Port 0: any that is free."""
-    live = LivePage(RunsFolder(root, newest), statistics)
+    live = LivePage(RunsFolder(root, newest))
     try:
         server = ThreadingHTTPServer((LOOPBACK, port), _handler(live))
     except (OSError, OverflowError) as error:
@@ -88,16 +221,11 @@ def _handler(live: LivePage) -> type[BaseHTTPRequestHandler]:
             elif path == "/":
                 self._answer(200, live.page, "text/html; charset=utf-8")
             elif path == "/state":
-                self._state(query)
+                name, state = live.state()
+                seen = query == f"seen={name}"
+                self._answer(204 if seen else 200, None if seen else state, "application/json")
             else:
                 self._answer(404, b"there is only / here\n", "text/plain")
-
-        def _state(self, query: str) -> None:
-            name, state = live.state()
-            if query == f"seen={name}":
-                self._answer(204, None, "application/json")
-            else:
-                self._answer(200, state, "application/json")
 
         def _answer(self, code: int, body: bytes | None, kind: str) -> None:
             self.send_response(code)

@@ -1,214 +1,210 @@
-"""From a RunConfig to the parts of a run, in order; each line's place has a reason.
+"""From a RunConfig to the parts of a run, in order; each line's place has a reason. `parallel/memory_fit.py` chooses
+how a step is cut so that it fits into memory; here that is carried out."""
 
-What the machine cannot do is settled here, once, and said: the resolved config is what the run really does.
-"""
-
-import copy
-import os
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from paceline.core.errors import ConfigError, PacelineError
-from paceline.core.probe import Choice, choose_device, choose_products, compiler
-from paceline.core.units import BLOCK_TOKENS
-from paceline.data.batches import check_one_pass, told_of_passes
-from paceline.data.dataset import Dataset, open_dataset
-from paceline.data.tokenizer import Tokenizer
+from paceline.backends.registry import OPERATIONS
+from paceline.core.errors import PacelineError
+from paceline.core.probe import Choice
+from paceline.data.batches import check_data
 from paceline.kernels.embedding import look_up_sorted
-from paceline.model.attention import attend_from_named, plan_named, plan_reference
-from paceline.model.block import feed_forward_named
-from paceline.model.gpt import GPT, run_plainly
-from paceline.model.loss import head_loss, head_loss_named
-from paceline.optim.optimizer import Optimizer
-from paceline.parallel.gradients import leave_out_unreached
-from paceline.parallel.ranks import ALONE, Ranks
-from paceline.parallel.sequence import split_plan
-from paceline.parallel.share import place_of, share_of_batch
-from paceline.parallel.tables import SharedTables
-from paceline.train.back_ends import BackEnds, choose_back_ends
-from paceline.train.config import RunConfig
-from paceline.train.ladder import Fit
-from paceline.train.recompute import run_recomputed
+from paceline.kernels.row_gradients import RowGradients
+from paceline.model.gpt import GPT, Seams, run_plainly, run_recomputed
+from paceline.optim.optimizer import Optimizer, newton_schulz
+from paceline.optim.rule import RuleContext
+from paceline.parallel.batch_split import rank_batch, rank_slice
+from paceline.parallel.embedding_sync import EmbeddingSync
+from paceline.parallel.machine import Machine, checked_groups, set_torch_switches
+from paceline.parallel.memory_fit import Fit, Limits, fit_memory
+from paceline.parallel.memory_plans import Planned
+from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
+from paceline.settings.data import BatchConfig
+from paceline.settings.groups import ParamGroup, rules
+from paceline.settings.run import RunConfig
+from paceline.settings.schedule import batches_of, largest_batch, sequences_from
+from paceline.settings.spec import describe
+from paceline.text.dataset import Dataset, open_dataset
+from paceline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from paceline.parallel.shards import Shards
+    from paceline.parallel.fsdp import FsdpSync
+
+DEFERRED = ("embeddings", "value_embeddings", "lm_head")
+"""Groups whose gradients ranks add up apart from the rest: most of the bytes."""
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What the run runs on, and what it had to do without."""
-
-    device: torch.device
-    back_ends: BackEnds
-    bf16: bool
-    notes: tuple[str, ...]
-    lacks: tuple[str, ...] = ()
-    """Those of the notes that say what a person would wish to change; they are shown when a run starts."""
-
-
-@dataclass(frozen=True)
-class Parts:
+class Assembly:
     """Everything a run consists of besides its folder and its clocks."""
 
     config: RunConfig
     machine: Machine
     data: Dataset
     tokenizer: Tokenizer | None
-    """None: not to be had here, so no text and no bits per byte."""
+    """None: not available here, so no text and no bits per byte."""
     model: GPT
     forward: nn.Module
-    """The model, compiled if asked for: (tokens, targets, window) -> losses or total. No other rank is involved, unless
-    ranks talk inside a pass (`ParallelConfig.talks_inside`)."""
+    """The model, compiled if asked for: (tokens, targets, windows) -> `Losses`. No other rank is involved, unless a
+    forward pass is collective (`ParallelConfig.collective_forward`)."""
     optimizer: Optimizer
     ranks: Ranks
-    tables: "SharedTables | Shards"
-    """The embeddings and the head, which ranks exchange apart from the rest; or all of a model that is sharded."""
-    fit: Fit | None = None
-    """How a step is cut to fit into memory; None: as the config says, nobody asked."""
+    sync: "EmbeddingSync | FsdpSync"
+    """The parameters whose gradients ranks add up apart from the rest."""
+    micro_tokens: int | None = None
+    """Tokens of the largest micro-batch; None: as the config says."""
+    row_gradients: dict[str, RowGradients] = field(default_factory=dict)
+
+    def share(self, sequences: int) -> BatchConfig:
+        """What this rank computes of a batch of so many sequences, and in which micro-batches."""
+        c, parts = self.config, self.config.parallel.context_parallel
+        whole = BatchConfig(tokens=sequences * c.batch.sequence_tokens, sequence_tokens=c.batch.sequence_tokens)
+        share = rank_batch(whole, self.ranks.world, parts)
+        most = (self.micro_tokens or c.batch.micro_sequences * c.batch.sequence_tokens) // c.batch.sequence_tokens
+        micro = next(n for n in range(min(most, share.sequences), 0, -1) if share.sequences % n == 0)
+        return replace(share, micro_tokens=micro * share.sequence_tokens)
+
+    @property
+    def largest_share(self) -> BatchConfig:
+        return self.share(max(batch.sequences for batch in batches_of(self.config)))
 
 
-def inspect_machine(config: RunConfig, ranks: Ranks = ALONE) -> tuple[RunConfig, Machine]:
-    """The config as this machine can carry it out, and the machine. Nothing is allocated."""
-    share = share_of_batch(config.batch, ranks.world, config.parallel.split_sequence)
-    device = choose_device(config.train.device)
-    own_device = _device_of_rank(device, ranks)  # before the probes, which ask the current GPU
-    lacks = []
-    if config.train.compile and not (verdict := compiler(device.name)).usable:
-        lacks.append(f"not compiled, hence slower: {verdict.reason}")
-        config = replace(config, train=replace(config.train, compile=False))
-    if config.train.compile and ranks.world > 1 and (flag := config.parallel.talks_inside):
-        lacks.append(f"not compiled, hence slower: under {flag} ranks talk inside a pass, which one graph cannot hold")
-        config = replace(config, train=replace(config.train, compile=False))
-    if config.train.memory_limit_gib is not None and config.batch.micro_tokens is not None:
-        effect = "only a cap" if device.name == "cuda" else "of no effect on a CPU"
-        lacks.append(
-            f"--train.memory-limit-gib {config.train.memory_limit_gib:g} is {effect}: --batch.micro-tokens "
-            f"{config.batch.micro_tokens:,} says how a step is cut"
-        )
-    wanted = config.model.precision.compute
-    products = choose_products(wanted, device.name)
-    back_ends = choose_back_ends(config, device.name, products.name)
-    notes = [f"{what} {choice.name}: {choice.reason}" for what, choice in {"device": device, **vars(back_ends)}.items()]
-    if ranks.world > 1:
-        slices = "" if (parts := config.parallel.split_sequence) == 1 else f", 1/{parts} of each of its sequences"
-        notes.append(f"{ranks.world} ranks: each takes {share.tokens:,} tokens of a step{slices}")
-    if products.name != wanted:
-        note = f"products in {products.name} instead of {wanted}: {products.reason}"
-        (lacks if device.name == "cuda" else notes).append(note)  # on a CPU that is the rule
-        config = replace(config, model=replace(config.model, precision=config.model.precision.computing_in("fp32")))
-    bf16 = choose_products("bf16", device.name).name == "bf16"
-    return config, Machine(own_device, back_ends, bf16, (*notes, *lacks), tuple(lacks))
+def assemble_to_fit(
+    config: RunConfig, machine: Machine, ranks: Ranks = SINGLE_PROCESS, *, before: Any = None
+) -> tuple[Assembly, Fit]:
+    """`before`: the plan of the run that is resumed, as its card has it."""
+
+    def passes(run: Assembly, patient: bool) -> bool:
+        from paceline.train.memory_trial import passes
+
+        return passes(run, patient=patient)
+
+    def release() -> None:
+        from paceline.train.memory_trial import release_memory
+
+        release_memory()
+
+    limits = Limits(device=machine.device, limit_gib=config.train.memory_limit_gib, ranks=ranks)
+    planned = Planned(config=config, backends=machine.backends, world=ranks.world)
+    return fit_memory(planned, limits, lambda fit: _assembled(config, machine, ranks, fit), passes, release, before)
 
 
-def _device_of_rank(chosen: Choice, ranks: Ranks) -> torch.device:
-    """A GPU of its own for each rank, made current: streams and waits without a name mean it. A CPU is shared."""
-    if chosen.name != "cuda" or ranks.world == 1:
-        return torch.device(chosen.name)
-    if ranks.local_rank >= (found := torch.cuda.device_count()):
-        raise ConfigError(
-            f"rank {ranks.rank} finds no GPU of its own: this machine has {found}; use --nproc-per-node {found}, or "
-            f"--train.device cpu"
-        )
-    torch.cuda.set_device(ranks.local_rank)
-    return torch.device("cuda", ranks.local_rank)
+def _assembled(config: RunConfig, machine: Machine, ranks: Ranks, fit: Fit) -> Assembly:
+    """The run by a plan."""
+    plan, head = fit.plan, machine.backends.lm_head
+    if head.name != plan.lm_head:
+        head = Choice(name=plan.lm_head, reason="the logits of all tokens would not fit")
+    segments = config.train.expandable_segments or plan.recompute  # no holes where memory is short
+    config = replace(
+        config,
+        batch=replace(largest_batch(config), micro_tokens=plan.micro_tokens).with_tokens(config.batch.tokens),
+        lm_head=replace(config.lm_head, chunk_tokens=plan.lm_head_chunk_tokens),
+        train=replace(config.train, recompute=plan.recompute, expandable_segments=segments),
+    )
+    machine = replace(machine, backends=replace(machine.backends, lm_head=head), notes=(*machine.notes, str(fit)))
+    return assemble(config, machine, ranks, micro_tokens=plan.micro_tokens)
 
 
-def assemble(config: RunConfig, machine: Machine, ranks: Ranks = ALONE) -> Parts:
-    """With several ranks, called between them (`parallel.meeting.joined`)."""
-    data = open_dataset(config.data, config.model.vocab_size)  # first: a mistake here should not wait for the model
-    if config.data.one_pass:
-        check_one_pass(data.train, config.data, config.batch, config.steps)
-    if told := told_of_passes(data.train, config.data, config.batch, config.steps):
-        machine = replace(machine, notes=(*machine.notes, told), lacks=(*machine.lacks, told))
+def assemble(
+    config: RunConfig, machine: Machine, ranks: Ranks = SINGLE_PROCESS, *, micro_tokens: int | None = None
+) -> Assembly:
+    """With several ranks, called between them (`parallel.rendezvous.joined`)."""
+    groups = checked_groups(config, ranks)
+    data = open_dataset(config.data, config.model.vocab_size)
+    if warning := check_data(data.train, config.data, config.batch, sequences_from(config, 0), config.steps):
+        machine = replace(machine, notes=(*machine.notes, warning), lacks=(*machine.lacks, warning))
     tokenizer, machine = _tokenizer(data, machine)
-    set_global_switches(config)  # before the first allocation, which fixes the allocator's settings
-    place = place_of(ranks.rank, ranks.world, config.parallel.split_sequence)
-    plan = plan_named(machine.back_ends.attention.name)
+    set_torch_switches(config.train)  # before the first allocation, which fixes the allocator's settings
+    request = replace(machine.request, lm_head_chunk_tokens=config.lm_head.chunk_tokens)
+    built = {operation: machine.backends.build(operation, request) for operation in OPERATIONS}
+    place = rank_slice(ranks.rank, ranks.world, config.parallel.context_parallel)
+    if place.parts > 1:
+        from paceline.parallel.context_parallel import context_parallel_plan
+
+        built["attention"] = context_parallel_plan(built["attention"], place, ranks, config.parallel)
     model = GPT(
         config.model,
         end_of_text=config.data.end_of_text,
         seed=config.seed,
-        plan=plan if place.parts == 1 else split_plan(plan, place, ranks, config.parallel),
-        loss=head_loss_named(machine.back_ends.head.name, config.head.chunk_tokens),
-        attend_from=attend_from_named(machine.back_ends.heads.name),
-        feed_forward=feed_forward_named(machine.back_ends.mlp.name),
-        look_up=look_up_sorted if config.train.deterministic and machine.device.type == "cuda" else F.embedding,
-        run_block=run_recomputed if config.train.recompute else run_plainly,
+        seams=Seams(
+            plan=built["attention"],
+            attention=built["qkv"],
+            mlp=built["mlp"],
+            lm_head=built["lm_head"],
+            matmul=built["matmul"],
+            look_up=look_up_sorted if config.train.deterministic and machine.device.type == "cuda" else F.embedding,
+            run_block=run_recomputed if config.train.recompute else run_plainly,
+        ),
         first_position=place.part * config.batch.sequence_tokens // place.parts,
     )
-    tables = _on_device(model, config, machine, ranks)  # before the optimizer, whose slots follow the parameters
-    optimizer = Optimizer(
-        model.parameter_classes(),
-        config.optim,
-        parts=model.fused_parts(),
-        bf16_products=machine.bf16,
-        compiled=config.train.compile,
-        fused=machine.back_ends.muon.name == "fused",
-        share_work=tables.share_work(),
-        tables=tables,
+    rows = _row_gradients(model, config, groups, ranks)
+    sync = _on_device(model, config, machine, ranks, rows)  # before the optimizer, whose slots follow the parameters
+    context = RuleContext(
+        orthogonalise=newton_schulz(config.optim.muon, built["orthogonalise"], bf16_products=machine.bf16),
+        muon=config.optim.muon,
+        parts={spec.name: spec.parts for spec in describe(config.model).parameters if spec.parts},
+        share_work=sync.share_work(),
+        sync=sync,
     )
-    if ranks.world > 1 and not tables.passes_together:
-        leave_out_unreached(model.parameters(), _trial_loss(model, config))  # before code is compiled for them
-    forward: nn.Module = model
-    if config.train.compile:
-        forward = cast(nn.Module, torch.compile(model, fullgraph=True, dynamic=False))
-    return Parts(config, machine, data, tokenizer, model, forward, optimizer, ranks, tables)
+    params, clip_norm = model.parameter_groups(), config.optim.clip_norm
+    optimizer = Optimizer(params, groups, context, clip_norm=clip_norm, row_gradients=rows)
+    if ranks.world > 1 and not sync.forward_is_collective:
+        from paceline.parallel.gradients import leave_out_unreached
+
+        leave_out_unreached(model, config.batch.sequence_tokens)  # before code is compiled for them
+    return Assembly(
+        config, machine, data, tokenizer, model, _compiled(model, config), optimizer, ranks, sync, micro_tokens, rows
+    )
 
 
-def _on_device(model: GPT, config: RunConfig, machine: Machine, ranks: Ranks) -> "SharedTables | Shards":
+def _compiled(model: GPT, config: RunConfig) -> nn.Module:
+    """Under FSDP blocks are compiled one by one, since a graph cannot hold the hooks between them."""
+    if not config.train.compile:
+        return model
+    if config.parallel.fsdp:
+        for block in model.blocks:
+            block.compile(fullgraph=True, dynamic=False)
+        return model
+    return cast(nn.Module, torch.compile(model, fullgraph=True, dynamic=False))
+
+
+def _row_gradients(
+    model: GPT, config: RunConfig, groups: dict[str, ParamGroup], ranks: Ranks
+) -> dict[str, RowGradients]:
+    """Room for the gradients of the tables whose rule takes rows, by parameter."""
+    most = max(rank_batch(b, ranks.world, config.parallel.context_parallel).tokens for b in batches_of(config))
+    named, found = dict(model.named_parameters()), dict[str, RowGradients]()
+    for spec in describe(config.model).parameters:
+        if rules()[groups[spec.group].rule].gradient == "rows":
+            found[spec.name] = RowGradients(most, spec.shape[1], named[spec.name].dtype)
+            model.keep_row_gradients(spec.name, found[spec.name])
+    return found
+
+
+def _on_device(
+    model: GPT, config: RunConfig, machine: Machine, ranks: Ranks, rows: dict[str, RowGradients]
+) -> "EmbeddingSync | FsdpSync":
     """The model on its device, whole or by this rank's rows, and what of it ranks exchange apart from the rest."""
-    if config.parallel.fully_shard and ranks.world > 1:
-        from paceline.parallel.shards import Shards, shard_  # here: it takes 0.7 s, for which others need not wait
+    if config.parallel.fsdp and ranks.world > 1:
+        from paceline.parallel.fsdp import FsdpSync, apply_fsdp  # here: it takes 0.7 s, for which others need not wait
 
-        shard_(model, machine.device)
-        return Shards(model, ranks)
+        whole = {name for name, _ in model.named_parameters() if name in rows}
+        apply_fsdp(model, machine.device, whole)
+        return FsdpSync(model, ranks, whole)
     model.to(machine.device)
-    classes = model.parameter_classes()
-    large = [*classes["embeddings"].values(), *classes["head"].values()]
-    return SharedTables(large, ranks, sharded=config.parallel.shard_adam)
-
-
-def _trial_loss(model: GPT, config: RunConfig) -> Tensor:
-    """The loss of one short sequence, attention and head by their plain paths, which need not be compiled."""
-    plain = copy.copy(model)  # the same weights under other seams
-    plain.plan, plain.loss = plan_reference, head_loss
-    length = min(BLOCK_TOKENS, config.batch.sequence_tokens)
-    tokens = torch.zeros(1, length, dtype=torch.int32, device=model.rotary_cos.device)
-    losses: Tensor = plain(tokens, tokens.long(), torch.full_like(tokens[0, 0], length))
-    return losses.sum()
+    groups = model.parameter_groups()
+    named = {name: param for group in DEFERRED for name, param in groups.get(group, {}).items() if name not in rows}
+    return EmbeddingSync(named.values(), ranks, sharded=config.parallel.zero1)
 
 
 def _tokenizer(data: Dataset, machine: Machine) -> tuple[Tokenizer | None, Machine]:
-    """Training needs only ids, so a tokenizer that cannot be had costs the text and the bits per byte, not the run."""
+    """Training needs only ids, so a tokenizer that is not available costs the text and the bits per byte, not the
+    run."""
     try:
         return data.tokenizer(), machine
     except PacelineError as error:
         return None, replace(machine, notes=(*machine.notes, f"no sample and no bits per byte: {error}"))
-
-
-def set_global_switches(config: RunConfig) -> None:
-    """Process-wide settings of torch; called once per run, never at import."""
-    train = config.train
-    if train.threads is not None:
-        torch.set_num_threads(train.threads)
-    torch.use_deterministic_algorithms(train.deterministic)
-    if train.deterministic:  # cuBLAS reads it at its first product; torch refuses products without it
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if train.compile:
-        from torch._dynamo import config as dynamo  # here: it takes 1.2 s, for which other runs need not wait
-        from torch._inductor import config as inductor
-
-        inductor.coordinate_descent_tuning = train.coordinate_descent and not train.deterministic
-        if hasattr(inductor, "deterministic"):  # not in every torch: choose no kernel by timing, if the bits show it
-            inductor.deterministic = train.deterministic
-        dynamo.optimize_ddp = False  # one graph: see parallel/gradients.py
-    if train.expandable_segments and torch.cuda.is_available():
-        older = torch.cuda.memory._set_allocator_settings  # deprecated where the other is there
-        getattr(torch._C, "_accelerator_setAllocatorSettings", older)("expandable_segments:True")
-    if train.memory_limit_gib is not None and torch.cuda.is_available():
-        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, train.memory_limit_gib * 2**30 / total))

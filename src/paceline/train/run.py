@@ -1,54 +1,56 @@
-"""A run from its folder's first file to its finished card. Of several ranks only the first writes."""
+"""A run from its folder's first file to its finished card. Of several ranks only rank 0 writes."""
 
 import errno
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.checkpoint import store
-from paceline.checkpoint.manifest import CONFIG, STATE
-from paceline.checkpoint.random_states import of_rank, set_random_states
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.core.environment import code_digest, code_version, environment
-from paceline.core.errors import PacelineError, RunError
+from paceline.core.errors import PacelineError
 from paceline.core.files import make_room
-from paceline.core.schema import flatten, from_dict, read_json, to_dict
-from paceline.data.batches import check_one_pass
-from paceline.metrics.card import RunCard, card_diff, read_card, write_card
+from paceline.core.schema import flatten, to_dict
+from paceline.core.signals import StopRequest, stop_on_signals
+from paceline.metrics.card import RunCard, card_diff, judged, now, write_card
 from paceline.metrics.console import ConsoleSink
+from paceline.metrics.deferred import DeferredMetrics
 from paceline.metrics.flops import mean_flops_per_token, utilisation
 from paceline.metrics.memory import peak_bytes
 from paceline.metrics.meter import Meter, seconds_since_launch
-from paceline.metrics.records import EvalRecord, read_metrics
-from paceline.metrics.sinks import CallbackSink, FanOut, JsonlSink, OnRecord, Sink, fan_out, missing_lines
+from paceline.metrics.metrics_file import EvalMetrics, read_metrics
+from paceline.metrics.sinks import CallbackSink, FanOut, JsonlSink, OnMetrics, Sink
 from paceline.metrics.trackers import Tracked, check_installed, trackers
-from paceline.parallel.meeting import joined
-from paceline.parallel.ranks import ALONE, Ranks
-from paceline.train.assemble import Machine, Parts, inspect_machine
-from paceline.train.config import RunConfig
-from paceline.train.diagnosis import diagnose
-from paceline.train.fit import assemble_to_fit, is_out_of_memory, out_of_memory
-from paceline.train.loop import BEGINNING, Outcome, Position, SavedState, Trainer
-from paceline.train.stop import StopRequest, stop_on_signals
+from paceline.parallel.machine import Machine, inspect_machine
+from paceline.parallel.memory_fit import Fit
+from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
+from paceline.parallel.rendezvous import joined
+from paceline.settings.run import RunConfig
+from paceline.settings.schedule import tokens_before
+from paceline.train.assemble import Assembly, assemble_to_fit
+from paceline.train.gradient_step import GradientStep
+from paceline.train.hooks import CheckpointHook, EvaluationHook, MetricsHook
+from paceline.train.loop import BEGINNING, Loop, Position
+
+if TYPE_CHECKING:
+    from paceline.train.average import AverageHook
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-"""Of an error that means that the disk takes no more."""
+"""Of an error that means that nothing more can be written."""
 
 
 @dataclass(frozen=True)
 class Finished:
     card: RunCard
-    parts: Parts
+    run: Assembly
     exit_code: int
     """0, or 128 + the signal that ended the run early."""
 
 
 @dataclass(frozen=True)
-class _Launch:
+class Launch:
     """What a launch was given."""
 
     config: RunConfig
@@ -61,20 +63,10 @@ class _Launch:
     """What the card's diff is taken against."""
     ranks: Ranks
     stop: StopRequest
-    on_record: OnRecord | None = None
-    """Whom the first rank tells besides files, in place of the console."""
+    on_metrics: OnMetrics | None = None
+    """Rank-0 callback that replaces console output."""
     age: Callable[[], float] = seconds_since_launch
     """Seconds since the launch."""
-
-
-@dataclass(frozen=True)
-class _Found:
-    """The checkpoint that a run goes on from."""
-
-    path: Path
-    passed_over: list[str]
-    data_step: int | None
-    """Where its data go on, if not where it stopped reading: after a rewind."""
 
 
 def start_run(
@@ -82,45 +74,51 @@ def start_run(
     folder: RunFolder,
     *,
     preset: RunConfig,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
     again: bool = False,
-    on_record: OnRecord | None = None,
+    on_metrics: OnMetrics | None = None,
     age: Callable[[], float] = seconds_since_launch,
 ) -> Finished:
-    """Train from step 0. `preset` is what the card's diff is taken against. `folder` is the first rank's word. `again`:
-    a launch that restarts itself may have filled it before; then go on from what it has saved, if anything.
-    `on_record` and `age` are for a process that does more than this run; see `_Launch`."""
+    """Train from step 0. `preset` is what the card's diff is taken against. `folder` is rank 0's. `again`: a launch
+    that restarts itself may have filled it before; then go on from what it has saved, if anything. `on_metrics` and
+    `age` are for a process that does more than this run; see `Launch`."""
     with _launched(config, folder, preset, ranks) as launch:
-        launch = replace(launch, on_record=on_record, age=age)
-        if not again:
-            return _begin(launch)
-        folder, found = ranks.from_first(lambda: (folder, _find(folder)))
-        return _begin_or_go_on(replace(launch, folder=folder), found)
+        launch = replace(launch, on_metrics=on_metrics, age=age)
+        return _go_on_or_begin(launch) if again else _begin(launch)
 
 
 def resume_run(
     config: RunConfig,
     folder: RunFolder,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
     *,
     preset: RunConfig | None = None,
     rewind: int | None = None,
 ) -> Finished:
     """Go on from the newest good checkpoint of a run, as if it had not stopped; from the start, if it was stopped
-    before its first. Every rank reads it from `folder`. `rewind`: from the newest of this step or before, and with the
-    data that come after all that the run has read."""
+    before its first. `rewind`: from the newest of this step or before, and with the data that come after all that the
+    run has read."""
     with _launched(config, folder, preset or config, ranks) as launch:
-        return _begin_or_go_on(launch, ranks.from_first(lambda: _find(folder, rewind)))
+        return _go_on_or_begin(launch, rewind)
+
+
+def _go_on_or_begin(launch: Launch, rewind: int | None = None) -> Finished:
+    """Every rank reads the checkpoint from rank 0's folder."""
+    from paceline.train.resume import find, go_on
+
+    folder, found = launch.ranks.from_first(lambda: (launch.folder, find(launch.folder, rewind)))
+    launch = replace(launch, folder=folder)
+    return _begin(launch) if found is None else go_on(launch, found)
 
 
 @contextmanager
-def _launched(config: RunConfig, folder: RunFolder, preset: RunConfig, ranks: Ranks) -> Iterator[_Launch]:
-    """Ranks are joined, signals are heard, and a disk that takes no more is told in one line."""
+def _launched(config: RunConfig, folder: RunFolder, preset: RunConfig, ranks: Ranks) -> Iterator[Launch]:
+    """Joins the ranks, honours signals, and reports a full disk in one line."""
     check_installed(config.metrics)
     resolved, machine = inspect_machine(config, ranks)
     with joined(ranks, machine.device, agreed_facts(config), config.parallel), stop_on_signals() as stop:
         try:
-            yield _Launch(config, resolved, machine, folder, preset, ranks, stop)
+            yield Launch(config, resolved, machine, folder, preset, ranks, stop)
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise
@@ -138,173 +136,99 @@ def agreed_facts(config: RunConfig) -> dict[str, str]:
     return {"the code's digest": code_digest(), "torch": torch.__version__, **settings}
 
 
-def _find(folder: RunFolder, rewind: int | None = None) -> _Found | None:
-    """None: nothing was saved yet."""
-    if rewind is None and not folder.checkpoints():
-        return None
-    path, passed_over = _newest_with_metrics(folder, rewind)
-    data_step = None if rewind is None else _read_saved(store.newest_good(folder, usable=_read_saved)[0]).cursor.step
-    return _Found(path, passed_over, data_step)
-
-
-def _newest_with_metrics(folder: RunFolder, until: int | None) -> tuple[Path, list[str]]:
-    """The newest good checkpoint up to which the metrics are there. If every one lacks some, the newest good one, for
-    which `JsonlSink` will say so."""
-
-    def usable(checkpoint: Path) -> None:
-        if (missing := missing_lines(folder.metrics, _read_saved(checkpoint).metrics_bytes)) is not None:
-            raise RunError(f"{folder.metrics.name} {missing}")
-
-    try:
-        return store.newest_good(folder, usable=usable, until=until)
-    except RunError:
-        return store.newest_good(folder, usable=_read_saved, until=until)
-
-
-def _read_saved(checkpoint: Path) -> SavedState:
-    """A checkpoint's state; an error of ours if that, or the config beside it, is not what this version writes."""
-    if (checkpoint / CONFIG).exists():  # format 1 had none
-        from_dict(RunConfig, read_json(checkpoint / CONFIG), at=CONFIG)
-    return from_dict(SavedState, read_json(checkpoint / STATE), at=STATE)
-
-
-def _begin_or_go_on(launch: _Launch, found: _Found | None) -> Finished:
-    return _begin(launch) if found is None else _go_on(launch, found)
-
-
-def _begin(launch: _Launch) -> Finished:
-    parts = assemble_to_fit(launch.resolved, launch.machine, launch.ranks)
-    if launch.ranks.first:
-        _say(parts, launch)
+def _begin(launch: Launch) -> Finished:
+    run, fit = assemble_to_fit(launch.resolved, launch.machine, launch.ranks)
+    if launch.ranks.is_main:
+        for line in run.machine.lacks:
+            print(line)
+        if launch.on_metrics is None and fit.key is not None:
+            print(fit)
         launch.folder.write_config(to_dict(launch.config))
-        if parts.tokenizer is not None:
-            parts.tokenizer.save(launch.folder.path)
-    return _train(launch, parts, _first_card(launch, parts), BEGINNING)
+        if run.tokenizer is not None:
+            run.tokenizer.save(launch.folder.path)
+    return train(launch, run, fit, first_card(launch, run, fit), BEGINNING)
 
 
-def _say(parts: Parts, launch: _Launch) -> None:
-    """What a person may wish to change and, where there is a console, how a step is cut to fit into memory."""
-    cut = launch.on_record is None and parts.fit is not None and parts.fit.key is not None
-    for line in (*parts.machine.lacks, *([str(parts.fit)] if cut else [])):
-        print(line)
-
-
-def _go_on(launch: _Launch, found: _Found) -> Finished:
-    """Assemble the parts of a run, its steps cut as before if that still fits, fill them and train on."""
-    ranks = launch.ranks
-    card, trouble = ranks.from_first(lambda: _card_so_far(launch.folder))
-    parts = assemble_to_fit(launch.resolved, launch.machine, ranks, before=None if card is None else card.fit)
-    position = _filled(parts, found)
-    notes = [*trouble, *(f"passed over {reason}" for reason in found.passed_over), f"resumed from {found.path.name}"]
-    if position.rewound:
-        notes.append(f"rewound; data go on at step {position.data_step}, after all that was read before")
-    card = card or _first_card(launch, parts)
-    if (fit := parts.fit) is not None and asdict(fit.rung) != card.fit:
-        notes.append(f"cut otherwise than before: {fit}")
-        card = replace(card, fit=asdict(fit.rung))
-    for note in (*parts.machine.lacks, *notes) if ranks.first else ():
-        print(note)
-    card = replace(card, notes=(*card.notes, *notes), ranks=ranks.world, finished=False, ended=None)
-    return _train(launch, parts, card, position)
-
-
-def _card_so_far(folder: RunFolder) -> tuple[RunCard | None, list[str]]:
-    """A card that cannot be read costs what only it knew, not the run."""
-    try:
-        return read_card(folder.path), []
-    except RunError as error:
-        return None, [f"a new card, since the old one is lost: {error}"]
-
-
-def _filled(parts: Parts, found: _Found) -> Position:
-    """Fill the parts from a checkpoint; where the run goes on."""
-    store.load_weights_into(found.path, dict(parts.model.named_parameters()))
-    saved = store.load(found.path, groups=("optimizer", "random", "guard"))
-    parts.optimizer.load_state_dict(saved.optimizer)
-    set_random_states(of_rank(saved.random, parts.ranks.rank))
-    state = _read_saved(found.path)
-    data_step = state.cursor.step if found.data_step is None else found.data_step
-    if (config := parts.config).data.one_pass:
-        check_one_pass(parts.data.train, config.data, config.batch, config.steps + data_step - saved.step)
-    return Position(
-        step=saved.step,
-        data_step=data_step,
-        metrics_bytes=state.metrics_bytes,
-        clocks=state.clocks,
-        guard=saved.guard,
-        rewound=found.data_step is not None,
-    )
-
-
-def _train(launch: _Launch, parts: Parts, card: RunCard, position: Position) -> Finished:
-    config, ranks, folder = parts.config, parts.ranks, launch.folder
-    meter = Meter(
-        free_steps=config.train.free_steps,
-        tokens_per_step=config.batch.tokens,
-        resumed=position.clocks,
-        already_s=launch.age(),
-        wait=_waiter(parts.machine),
-    )
-    log = JsonlSink(folder.metrics, position=position.metrics_bytes) if ranks.first else None
-    sink = _sinks(launch, log, card, position)
-    trainer = Trainer(
-        parts,
-        folder,
-        meter,
-        log,
-        sink,
-        position=position,
-        evaluations=ranks.from_first(lambda: read_metrics(folder.path)[1] if position.metrics_bytes else []),
-        asked=to_dict(launch.config),
-        stop=launch.stop,
-    )
+def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Position) -> Finished:
+    """The loop with its hooks, from a position to the end, and the card that says how it went."""
+    config, ranks, folder = run.config, run.ranks, launch.folder
+    wait = torch.cuda.synchronize if run.machine.device.type == "cuda" else lambda: None
+    meter = Meter(untimed_steps=config.train.untimed_steps, resumed=position.clocks, already_s=launch.age(), wait=wait)
+    log = JsonlSink(folder.metrics, position=position.metrics_bytes) if ranks.is_main else None
+    sink = _sinks(launch, log, card, position.step)
 
     def write(card: RunCard) -> None:
-        if ranks.first:
+        if ranks.is_main:
             write_card(folder.path, card)
 
     write(card)
+    loop = Loop(run, GradientStep(run, launch.stop), meter, launch.stop, position)
+    bad_steps = loop.gradient.bad_steps
+    deferred = DeferredMetrics(sink)
+    before = ranks.from_first(lambda: read_metrics(folder.path)[1] if position.metrics_bytes else [])
+    average = _averages(run)
+    shipped = average[0].shipped if average else nullcontext
+    evaluation = EvaluationHook(loop, deferred, sink, before, lambda found: write(judged(card, found, meter)), shipped)
+    checkpoints = CheckpointHook(loop, folder, deferred, log, to_dict(launch.config))
+    loop.hooks = (*average, MetricsHook(loop, deferred), evaluation, bad_steps, checkpoints)
+    for hook in loop.hooks:
+        hook.load(position.states.get(hook.name, {}))
     try:
-        outcome = trainer.run(lambda _: write(_judged(card, trainer.evaluations, meter)))
+        step = _looped(loop, checkpoints, deferred)
     except Exception as error:
+        from paceline.train.memory_trial import is_out_of_memory, out_of_memory
+
         if not is_out_of_memory(error):
             raise
-        raise out_of_memory(parts) from error
+        raise out_of_memory(run, fit) from error
     finally:
         sink.close()
-    card = _last_card(card, outcome, meter, parts)
-    if trainer.guard.exhausted and not card.finished:
-        card = replace(card, notes=(*card.notes, diagnose(trainer)))
+    bad_steps.wait()
+    card = _last_card(card, run, meter, step, evaluation.evaluations, bad_steps.skipped)
+    write(card)
+    if bad_steps.exhausted and not card.finished:
+        from paceline.train.bad_step_report import bad_step_report
+
+        card = replace(card, notes=(*card.notes, bad_step_report(loop, bad_steps)))
         write(card)
         raise PacelineError(f"{card.notes[-1]}; go on with --resume {folder.path}, or from earlier with --rewind STEP")
-    write(card)
-    return Finished(card, parts, 0 if card.finished else launch.stop.exit_code)
+    return Finished(card, run, 0 if card.finished else launch.stop.exit_code)
 
 
-def _sinks(launch: _Launch, log: JsonlSink | None, card: RunCard, position: Position) -> FanOut:
-    """Where records go; nowhere from ranks that write nothing."""
+def _looped(loop: Loop, checkpoints: CheckpointHook, deferred: DeferredMetrics) -> int:
+    """Run the loop and leave a checkpoint of where it ended."""
+    with checkpoints.saver:
+        checkpoints.settle_in()
+        step = loop()
+        loop.meter.stop()
+        deferred.flush()
+        if step != checkpoints.saved_step:  # the same answer on every rank
+            checkpoints.save(step)
+    return step
+
+
+def _averages(run: Assembly) -> "list[AverageHook]":
+    if not run.config.optim.average.on:
+        return []
+    from paceline.train.average import AverageHook
+
+    return [AverageHook(run)]
+
+
+def _sinks(launch: Launch, log: JsonlSink | None, card: RunCard, start: int) -> FanOut:
+    """Where metrics go from step `start` on; nowhere from ranks that write nothing."""
     if log is None:
-        return fan_out([])
-    config = launch.config
-    run = Tracked(
-        folder=launch.folder.path,
-        name=card.name,
-        started=card.started,
-        start_step=position.step,
-        settings=to_dict(config),
-    )
-    if launch.on_record is None:
-        told: Sink = ConsoleSink(steps=config.steps, start_step=position.step)
+        return FanOut([])
+    config, folder = launch.config, launch.folder.path
+    run = Tracked(folder=folder, name=card.name, started=card.started, start_step=start, settings=to_dict(config))
+    if launch.on_metrics is None:
+        last: Sink = ConsoleSink(steps=config.steps, start_step=start)
     else:
-        told = CallbackSink(launch.on_record, launch.stop.ask)
-    return fan_out([log, *trackers(config.metrics, run), told])
+        last = CallbackSink(launch.on_metrics, launch.stop.ask)
+    return FanOut([log, *trackers(config.metrics, run), last])
 
 
-def _waiter(machine: Machine) -> Callable[[], object]:
-    return torch.cuda.synchronize if machine.device.type == "cuda" else lambda: None
-
-
-def _first_card(launch: _Launch, parts: Parts) -> RunCard:
+def first_card(launch: Launch, run: Assembly, fit: Fit) -> RunCard:
     config = launch.config
     return RunCard(
         name=launch.folder.path.resolve().name,
@@ -315,57 +239,35 @@ def _first_card(launch: _Launch, parts: Parts) -> RunCard:
         steps=config.steps,
         steps_done=0,
         tokens=0,
-        parameters=sum(parameter.numel() for parameter in parts.model.parameters()),
-        data_fingerprint=parts.data.train.fingerprint,
+        parameters=sum(parameter.numel() for parameter in run.model.parameters()),
+        data_fingerprint=run.data.train.fingerprint,
         diff=card_diff(launch.preset, config),
         code_version=code_version(),
         environment=environment(),
-        started=_now(),
-        device=parts.machine.device.type,
-        ranks=parts.ranks.world,
-        fit=None if parts.fit is None else asdict(parts.fit.rung),
-        notes=parts.machine.notes,
+        started=now(),
+        device=run.machine.device.type,
+        ranks=run.ranks.world,
+        fit=asdict(fit.plan),
+        notes=run.machine.notes,
     )
 
 
-def _judged(card: RunCard, records: list[EvalRecord], meter: Meter) -> RunCard:
-    """The card with the newest validation on top."""
-    rows = tuple((r.step, r.val_loss, r.val_bpb, r.train_s, r.wall_s) for r in records)
-    newest = records[-1]
+def _last_card(
+    card: RunCard, run: Assembly, meter: Meter, step: int, evaluations: list[EvalMetrics], skipped: int
+) -> RunCard:
+    rate, gpu = meter.mean_tokens_per_s, str(card.environment.get("gpu", "")) or None
     return replace(
-        card,
-        val_loss=newest.val_loss,
-        val_bpb=newest.val_bpb,
-        steps_done=newest.step,
-        tokens=newest.tokens,
-        train_s=meter.train_s,
-        wall_s=meter.wall_s,
-        losses=rows,
-    )
-
-
-def _last_card(card: RunCard, outcome: Outcome, meter: Meter, parts: Parts) -> RunCard:
-    config = parts.config
-    if outcome.evaluations:
-        card = _judged(card, list(outcome.evaluations), meter)
-    rate = meter.mean_tokens_per_s
-    flops = mean_flops_per_token(config.model, sequence_tokens=config.batch.sequence_tokens, steps=config.steps)
-    return replace(
-        card,
-        finished=outcome.steps_done == config.steps,
-        steps_done=outcome.steps_done,
-        tokens=outcome.steps_done * config.batch.tokens,
+        judged(card, evaluations, meter) if evaluations else card,
+        finished=step == run.config.steps,
+        steps_done=step,
+        tokens=tokens_before(run.config, step),
         train_s=meter.train_s,
         wall_s=meter.wall_s,
         startup_s=meter.startup_s,
         first_steps_s=meter.first_steps_s,
         tokens_per_s=rate,
-        mfu=utilisation(flops, rate, str(card.environment.get("gpu", "")) or None, gpus=card.ranks),
-        peak_bytes=peak_bytes(str(parts.machine.device)),
-        skipped_steps=outcome.skipped_steps,
-        ended=_now(),
+        mfu=utilisation(mean_flops_per_token(run.config), rate, gpu, gpus=card.ranks),
+        peak_bytes=peak_bytes(str(run.machine.device)),
+        skipped_steps=skipped,
+        ended=now(),
     )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

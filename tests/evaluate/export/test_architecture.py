@@ -5,16 +5,17 @@ from typing import Any
 
 from paceline.core.schema import to_dict
 from paceline.evaluate.export.architecture import generation_config, hf_config, hf_weights
-from paceline.model.config import ModelConfig
 from paceline.model.gpt import GPT
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import scaled
+from paceline.settings.model import ModelConfig
 
 NOT_NEEDED = {
-    *("embedding_init", "head_init", "zero_init_outputs", "precision.round_matrices_at_init"),  # how a run begins
+    *("embedding_init", "lm_head_init", "zero_init_outputs", "precision.round_matrices_at_init"),  # how a run begins
     *("window.start_tokens", "window.growth_tokens", "window.quantum_tokens"),  # the window of the step is exported
     *("qkv", "value_storage", "precision.embeddings"),  # how weights are stored, which they tell themselves
     "rotary.max_tokens",  # how long our own tables are
+    "loss_terms",  # what training adds to the loss; validation and exports leave it out
 }
 
 
@@ -40,7 +41,7 @@ def test_every_switch_of_the_model_is_exported_or_known_not_to_matter() -> None:
     weights = dict(GPT(model, end_of_text=0).named_parameters())
     seen: set[str] = set()
     spy: ModelConfig = spied(model, seen)
-    hf_config(spy, sequence_tokens=256, window=256, end_of_text=0)
+    hf_config(spy, sequence_tokens=256, windows=(256,), end_of_text=0)
     generation_config(spy, end_of_text=0)
     hf_weights(spy, weights)
     groups = {field.name for field in fields(model) if is_dataclass(getattr(model, field.name))}

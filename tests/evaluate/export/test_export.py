@@ -23,8 +23,8 @@ from paceline.evaluate.export.export import MODEL_FILES, export
 from paceline.evaluate.generate import sample_text
 from paceline.evaluate.load import load_run, read_saved
 from paceline.metrics.card import read_card, write_card
-from paceline.model.config import ModelConfig
 from paceline.model.gpt import GPT
+from paceline.settings.model import ModelConfig
 from train.tiny import run, tiny_config
 
 HF_FILES = {"README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} | {
@@ -67,7 +67,7 @@ def test_transformers_loads_it_and_writes_the_same_text(trained: Path, hf: Path)
     texts = tokenizer.batch_decode(model.generate(**batch, max_new_tokens=30), skip_special_tokens=True)
     ours, greedy = load_run(str(trained), device="cpu"), SamplingConfig(temperature=0.0)
     for prompt, text in zip(prompts, texts, strict=True):
-        assert text == sample_text(ours.model, ours.tokenizer, prompt, greedy, window=ours.window, new_tokens=30)
+        assert text == sample_text(ours.model, ours.tokenizer, prompt, greedy, windows=ours.windows, new_tokens=30)
 
 
 def test_other_programs_are_told_the_length_of_training(hf: Path) -> None:
@@ -98,7 +98,7 @@ def test_plain_weights_load_into_our_model(trained: Path, tmp_path: Path) -> Non
     model = GPT(from_dict(ModelConfig, facts["model"]), end_of_text=facts["end_of_text"])
     model.load_state_dict(load_file(tmp_path / "plain" / "model.safetensors"))
     ours = load_run(str(trained), device="cpu")
-    assert (facts["step"], facts["window_tokens"]) == (12, ours.window)
+    assert (facts["step"], facts["window_tokens"]) == (12, list(ours.windows))
     for name, parameter in ours.model.state_dict().items():
         assert torch.equal(parameter, model.state_dict()[name])
 

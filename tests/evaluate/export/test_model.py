@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.lively import WINDOWS, lively, small
+from model.lively import LAYERS_OF_MANY_SHAPES, WINDOWS, lively, small, windows_of
 from paceline.core.probe import bf16_products
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.export import configuration_paceline, modeling_paceline
@@ -19,6 +19,7 @@ from paceline.evaluate.export.configuration_paceline import PacelineConfig
 from paceline.evaluate.export.modeling_paceline import PacelineForCausalLM
 from paceline.evaluate.generate import generate
 from paceline.model.gpt import GPT
+from paceline.model.masks import Windows, window_tensor
 from paceline.recipes.presets import PRESETS
 from paceline.recipes.scaling import scaled
 
@@ -29,7 +30,11 @@ every_unit = pytest.mark.parametrize("unit", WINDOWS)
 
 def exported(model: GPT, *, window: int) -> PacelineForCausalLM:
     """The model as transformers would load it, without the way over files."""
-    written = hf_config(model.config, sequence_tokens=256, window=window, end_of_text=model.end_of_text)
+    return exported_with(model, windows_of(model, window))
+
+
+def exported_with(model: GPT, windows: Windows) -> PacelineForCausalLM:
+    written = hf_config(model.config, sequence_tokens=256, windows=windows, end_of_text=model.end_of_text)
     other = PacelineForCausalLM(PacelineConfig(**written))
     other.load_state_dict(hf_weights(model.config, model.state_dict()))
     other.generation_config.update(**generation_config(model.config, end_of_text=model.end_of_text))
@@ -52,13 +57,13 @@ def padded(prompts: list[Tensor]) -> dict[str, Tensor]:
 
 def our_logits(model: GPT, tokens: Tensor, window: int) -> Tensor:
     with torch.no_grad():
-        return model.logits(tokens, torch.tensor(window))
+        return model.logits(tokens, window_tensor(windows_of(model, window), tokens.device))
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_gives_our_logits_past_its_window(name: str) -> None:
     config = scaled(PRESETS[name](), 1 / 16).model
-    model = lively(GPT(replace(config, precision=config.precision.computing_in("fp32")), end_of_text=0))
+    model = lively(GPT(replace(config, precision=replace(config.precision, compute="fp32")), end_of_text=0))
     tokens = drawn(2, 450, below=500)
     tokens[0, 200] = 0
     with torch.no_grad():
@@ -79,7 +84,7 @@ def test_every_preset_gives_our_logits_in_its_own_formats(name: str, monkeypatch
         PacelineForCausalLM, "products_dtype", lambda self, _: getattr(torch, self.config.compute_dtype)
     )
     model = lively(GPT(config, end_of_text=0))
-    exact = GPT(replace(config, precision=config.precision.computing_in("fp32")), end_of_text=0)
+    exact = GPT(replace(config, precision=replace(config.precision, compute="fp32")), end_of_text=0)
     exact.load_state_dict(model.state_dict())
     tokens = drawn(1, 200, below=500)
     with torch.no_grad():
@@ -112,7 +117,7 @@ def test_a_batch_of_unequal_prompts_generates_what_each_generates_alone_with_and
     )
     assert torch.equal(cached, plain)
     for row, prompt in enumerate(prompts):
-        alone = list(generate(model, prompt.tolist(), GREEDY, window=128, new_tokens=12))
+        alone = list(generate(model, prompt.tolist(), GREEDY, windows=windows_of(model, 128), new_tokens=12))
         assert cached[row, batch["input_ids"].size(1) :][: len(alone)].tolist() == alone
 
 
@@ -142,7 +147,7 @@ def test_pieces_of_any_length_give_the_logits_of_the_whole() -> None:
         {"value_path": "plain"},
         {"qkv": "fused"},
         {"qk_norm": "after_rotary", "activation": "gelu", "attention_branch_scale": 0.3},
-        {"tied_head": True, "embedding_multiple": 16},
+        {"tied_lm_head": True, "embedding_multiple": 16},
         {"layers_without_attention": (0, -1)},
         {"x0_mix": False, "unet_skips": False, "document_mask": False, "softcap": None, "embedding_norm": True},
     ],
@@ -152,6 +157,14 @@ def test_switches_in_other_combinations_than_the_presets_are_exported_too(change
     model, tokens = small("blocks", **changes), drawn(2, 200)
     found = logits_by_pieces(exported(model, window=128), tokens.split([140, 60], dim=1))
     torch.testing.assert_close(found, our_logits(model, tokens, 128), **FP32)
+
+
+def test_layers_of_many_shapes_with_two_windows_are_exported_too() -> None:
+    model, tokens, windows = small("blocks", **LAYERS_OF_MANY_SHAPES), drawn(2, 500), (128, 384)
+    found = logits_by_pieces(exported_with(model, windows), tokens.split([340, 160], dim=1))
+    with torch.no_grad():
+        expected = model.logits(tokens, window_tensor(windows, tokens.device))
+    torch.testing.assert_close(found, expected, **FP32)
 
 
 def test_padding_between_tokens_shifts_nothing_and_opens_no_document() -> None:
@@ -185,7 +198,7 @@ def test_labels_give_our_loss() -> None:
     model = small("blocks")
     tokens = drawn(2, 50)
     with torch.no_grad():
-        losses = model(tokens[:, :-1], tokens[:, 1:], torch.tensor(128))
+        losses = model(tokens[:, :-1], tokens[:, 1:], torch.tensor([128])).main
         found = exported(model, window=128)(tokens, labels=tokens).loss
     torch.testing.assert_close(found, losses.mean(), **FP32)
 

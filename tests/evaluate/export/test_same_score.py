@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from paceline.cli import main
-from paceline.data.config import DataConfig
-from paceline.data.shards import write_shard
-from paceline.data.tokenizer import train_tokenizer
 from paceline.evaluate.load import load_run
+from paceline.settings.data import DataConfig
+from paceline.text.shard_writer import write_shard
+from paceline.text.tokenizer import train_tokenizer
 from train.tiny import SENTENCES, run, tiny_config
 
 lm_eval = pytest.importorskip("lm_eval")

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from data.samples import SAMPLE_TEXTS
-from data.test_tokenizer import TOKENIZERS
 from paceline.core.files import write_json
-from paceline.data.tokenizer import Tokenizer
 from paceline.evaluate.export.tokenizer_files import library_tokenizer, merges_of, tokenizer_config
+from paceline.text.tokenizer import Tokenizer
+from text.test_tokenizer import TOKENIZERS
 
 
 @pytest.fixture(scope="module", params=TOKENIZERS)

@@ -8,12 +8,12 @@ from typing import Any
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.core.environment import CodeVersion
 from paceline.core.schema import to_dict
-from paceline.lab.ablate.children import Child
-from paceline.lab.ablate.plan import Choice, Plan, Run, make_plan
+from paceline.lab.ablate.arms import Choice, Plan, Run, make_plan
+from paceline.lab.ablate.schedule import Child
 from paceline.metrics.card import RunCard, card_diff, write_card
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import scaled, with_steps
-from paceline.train.config import RunConfig
+from paceline.settings.run import RunConfig
 
 STEPS = 20
 

@@ -9,8 +9,8 @@ import pytest
 from lab.ablate.pretended import card_of, small_plan, write_all, write_run
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.core.schema import to_dict
-from paceline.lab.ablate.outcomes import Outcome, outcome_of, outcomes, strangers
-from paceline.lab.ablate.plan import Run
+from paceline.lab.ablate.outcomes import Outcome, outcome_of, outcomes
+from paceline.lab.technique import with_values
 from paceline.metrics.card import CARD_FILE, write_card
 
 PLAN = small_plan(only="softcap-15", seeds=2)
@@ -60,11 +60,11 @@ def no_number(folder: Path) -> None:
     [
         (damaged_card, "is damaged"),
         (old_card, "card format 0"),
-        (another_config, "is another run: preset is r17-sparse-values, not r18-softcap"),
+        (another_config, "is another run: model."),
         (another_seed, "is another run: seed is 7, not 0"),
         (card_of_another, "has the card of another run"),
         (no_config, "has no config.json"),
-        (no_number, "a loss that is not a number"),
+        (no_number, "diverged: its last loss is not finite"),
     ],
 )
 def test_a_run_that_must_not_count_is_refused_with_its_reason(
@@ -82,11 +82,16 @@ def test_a_run_on_other_data_is_refused(tmp_path: Path) -> None:
     write_run(OTHER, tmp_path, 6.0, data_fingerprint="another corpus")
     found = outcomes(PLAN.runs, tmp_path)
     assert [one.run for one in found if one.state != "finished"] == [OTHER]
-    assert found[1].reason == "was trained on other data than the others"
+    assert found[1].reason == "its data fingerprint is another corpus, that of most runs data"
 
 
-def test_runs_that_are_not_in_the_plan_are_found(tmp_path: Path) -> None:
+def test_a_run_on_another_device_is_refused(tmp_path: Path) -> None:
     write_all(PLAN, tmp_path, lambda run: 6.0)
-    write_run(Run("visitor", "full", 0, 1.0, RUN.config, ()), tmp_path, 6.0)
-    (tmp_path / "notes").mkdir()
-    assert strangers(PLAN.runs, tmp_path) == ["visitor"]
+    write_run(OTHER, tmp_path, 6.0, device="cuda")
+    assert outcomes(PLAN.runs, tmp_path)[1].reason == "its device is cuda, that of most runs cpu"
+
+
+def test_a_run_counts_with_settings_that_make_no_other_experiment(tmp_path: Path) -> None:
+    write_run(RUN, tmp_path, 6.0)
+    RunFolder(tmp_path / RUN.name).write_config(to_dict(with_values(RUN.config, {"train.threads": 3})))
+    assert outcome_of(RUN, tmp_path).state == "finished"

@@ -9,7 +9,7 @@ from paceline.lab.ablate.parts import NEVER_A_PART, Part, idle, judged_alike, pa
 from paceline.lab.technique import with_values
 from paceline.recipes.presets import preset
 from paceline.recipes.records import PUBLIC
-from paceline.train.config import RunConfig
+from paceline.settings.run import RunConfig
 
 NEIGHBOURS = [(result.predecessor, name) for name, result in PUBLIC.items() if result.predecessor]
 
@@ -37,7 +37,7 @@ def test_all_parts_together_are_the_diff_and_each_field_is_in_one(before: str, a
 
 def test_the_parts_of_record_18() -> None:
     assert keys("r17-sparse-values", "r18-softcap") == [
-        *("padded-tables", "softcap-15", "selective-bf16", "one-adam", "cooldown-share"),
+        *("padded-tables", "softcap-15", "selective-bf16", "cooldown-share"),
         *("no-coordinate-descent", "no-skipped-guards", "no-expandable-segments"),
     ]
 

@@ -7,7 +7,7 @@ import pytest
 
 from lab.ablate.pretended import Pretender, small_plan, write_run
 from paceline.core.errors import UserError
-from paceline.lab.ablate.children import local_launch, locked
+from paceline.lab.ablate.local import local_launch, locked
 from paceline.lab.ablate.outcomes import outcomes
 from paceline.lab.ablate.schedule import Series, carry_out
 
@@ -101,7 +101,7 @@ def test_nobody_else_works_in_a_folder_while_a_command_or_its_child_does(tmp_pat
     with locked(tmp_path) as lock:
         with pytest.raises(UserError, match="is at work there"), locked(tmp_path):
             pass
-        launch = local_launch(gpus=[], threads=1, lock=lock)
+        launch = local_launch(gpus=[], jobs=2, lock=lock)
         child = launch(["no-such-preset"], tmp_path / "log", 0)
     with pytest.raises(UserError, match="is at work there"), locked(tmp_path):  # the child has inherited it
         pass

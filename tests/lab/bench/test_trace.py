@@ -7,7 +7,7 @@ import pytest
 from paceline.lab.bench.classes import CLASSES, Shapes, Sizes, Work, class_of
 from paceline.lab.bench.trace import read_trace, shares, top_kernels
 
-R18 = Sizes(tokens=65_536, sequence_tokens=65_536, head_rows=50_304, mlp_width=3_072)
+R18 = Sizes(tokens=65_536, sequence_tokens=65_536, lm_head_rows=50_304, mlp_width=3_072)
 T, D = R18.tokens, 768
 
 
@@ -54,7 +54,7 @@ def test_whatever_a_phase_launches_is_that_phase() -> None:
 
 
 def test_as_many_tokens_as_rows_of_the_head_are_not_taken_for_them() -> None:
-    sizes = Sizes(tokens=2_048, sequence_tokens=2_048, head_rows=2_048, mlp_width=384)
+    sizes = Sizes(tokens=2_048, sequence_tokens=2_048, lm_head_rows=2_048, mlp_width=384)
     assert class_of(Work("aten::mm", "aten::mm", ((2_048, 96), (96, 2_048))), sizes) == "head_and_loss"
     assert class_of(Work("aten::mm", "aten::mm", ((2_048, 96), (96, 384))), sizes) == "mlp"
     assert class_of(Work("aten::mm", "aten::mm", ((96, 2_048), (2_048, 96))), sizes) == "attention_projections"

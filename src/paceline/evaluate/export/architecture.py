@@ -10,19 +10,27 @@ from typing import Any
 from torch import Tensor
 
 from paceline.core.units import BLOCK_TOKENS
-from paceline.model.config import DType, ModelConfig
-from paceline.model.rotary import turning_pairs
+from paceline.model.masks import Windows
+from paceline.model.rotary import rotary_pairs
+from paceline.settings.model import DType, ModelConfig
 
 DTYPES: dict[DType, str] = {"fp32": "float32", "bf16": "bfloat16"}
 """Formats as transformers spells them."""
 
 ARCHITECTURE = "PacelineForCausalLM"
+SAME_NAMES = (
+    "activation", "attention_branch_scale", "document_mask", "embedding_norm", "embedding_rows", "head_dim", "norm_eps",
+    "qk_norm", "qk_norm_eps", "softcap", "tied_lm_head", "unet_skips", "x0_mix",
+)  # fmt: skip
+"""What config.json calls as `ModelConfig` does."""
 
 
-def hf_config(model: ModelConfig, *, sequence_tokens: int, window: int, end_of_text: int) -> dict[str, Any]:
+def hf_config(model: ModelConfig, *, sequence_tokens: int, windows: Windows, end_of_text: int) -> dict[str, Any]:
     """config.json. Weights are loaded in float32, which holds every number of a checkpoint. `sequence_tokens`: of
-    training, which other programs take as the most to give the model at once, as `paceline evaluate` does."""
-    attention = [layer not in model.attentionless for layer in range(model.num_layers)]
+    training, which other programs take as the most to give the model at once, as `paceline evaluate` does. What may
+    differ by layer is a list with an entry for each, 0 where a layer has no such thing."""
+    by_kind = dict(zip(model.windows, windows, strict=True))
+    shapes = [layer.attention for layer in model.layers]
     return {
         "model_type": "paceline",
         "architectures": [ARCHITECTURE],
@@ -32,39 +40,30 @@ def hf_config(model: ModelConfig, *, sequence_tokens: int, window: int, end_of_t
         },
         "dtype": "float32",
         **special_tokens(end_of_text),
-        "vocab_size": model.head_rows,
-        "embedding_rows": model.embedding_rows,
+        **{name: getattr(model, name) for name in SAME_NAMES},
+        "vocab_size": model.lm_head_rows,
         "hidden_size": model.width,
         "num_hidden_layers": model.num_layers,
         "num_attention_heads": model.num_heads,
         "num_key_value_heads": model.kv_heads,
-        "head_dim": model.head_dim,
-        "intermediate_size": model.mlp_width,
-        "activation": model.activation,
-        "attention_branch_scale": model.attention_branch_scale,
-        "norm_eps": model.norm_eps,
-        "qk_norm": model.qk_norm,
-        "qk_norm_eps": model.qk_norm_eps,
+        "qk_dims": [0 if s is None else s.qk_dim for s in shapes],
+        "v_dims": [0 if s is None else s.v_dim for s in shapes],
+        "intermediate_size": model.mlp_ratio * model.width,
+        "mlp_widths": [layer.mlp_width for layer in model.layers],
         "rotary_base": model.rotary.base,
-        "rotary_pairs": turning_pairs(model.rotary, model.head_dim),
+        "rotary_pairs": [0 if s is None else rotary_pairs(model.rotary, s.qk_dim) for s in shapes],
         "rotary_spacing": model.rotary.spacing,
         "rotary_frequency_dtype": DTYPES[model.rotary.frequency_dtype],
         "rotary_table_dtype": DTYPES[model.rotary.table_dtype],
         "rotary_in_fp32": model.rotary.arithmetic == "fp32",
         "max_position_embeddings": sequence_tokens,
-        "tied_head": model.tied_head,
-        "embedding_norm": model.embedding_norm,
-        "x0_mix": model.x0_mix,
-        "unet_skips": model.unet_skips,
-        "attention_layers": attention,
-        "value_tables": list(model.value_table_of_layer),
+        "attention_layers": [s is not None for s in shapes],
+        "value_tables": [None if s is None else s.value_table for s in shapes],
         "value_residual": model.value_path == "residual",
         "value_lambdas": 0 if model.value_path == "plain" else model.value_lambdas,
-        "softcap": model.softcap,
-        "document_mask": model.document_mask,
         "end_of_text": end_of_text,
         "window_unit": model.window.unit,
-        "window_tokens": window,
+        "window_tokens": [0 if s is None else by_kind.get(s.window, 0) for s in shapes],
         "block_tokens": BLOCK_TOKENS,
         "compute_dtype": DTYPES[model.precision.compute],
         "stream_in_fp32": model.precision.mode == "autocast",
@@ -75,7 +74,7 @@ def hf_config(model: ModelConfig, *, sequence_tokens: int, window: int, end_of_t
 def generation_config(model: ModelConfig, *, end_of_text: int) -> dict[str, Any]:
     """generation_config.json. Rows that only pad the head stay in the logits, because training's softmax has them,
     and are never drawn."""
-    padding = list(range(model.vocab_size, model.head_rows))
+    padding = list(range(model.vocab_size, model.lm_head_rows))
     return {**special_tokens(end_of_text), **({"suppress_tokens": padding} if padding else {})}
 
 
@@ -88,32 +87,24 @@ def hf_weights(model: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, T
     """The tensors of model.safetensors by their names there."""
     found: dict[str, Tensor] = {}
     for name, tensor in weights.items():
-        found |= _exported(model, name, tensor)
+        found |= _exported(model, name.replace("blocks.", "layers.", 1), tensor)
     return found
 
 
 def _exported(model: ModelConfig, name: str, tensor: Tensor) -> dict[str, Tensor]:
     if name == "embeddings.value_chunks":
-        tables = tensor.split(model.kv_width, dim=1)
-        return {_value_table(n): table.contiguous() for n, table in zip(model.value_tables, tables, strict=True)}
-    if name.startswith("embeddings.values."):
-        return {_value_table(int(name.rpartition(".")[2])): tensor}
+        names = [f"value_embeddings.{number}.weight" for number in model.value_table_widths]
+        return _split(tensor, names, list(model.value_table_widths.values()), dim=1)
     if name.endswith(".attention.qkv"):
-        parts = tensor.split([model.width, model.kv_width, model.kv_width])
-        stem = _in_layers(name).removesuffix("qkv")
-        return {
-            f"{stem}{part}.weight": rows.contiguous()
-            for part, rows in zip(("query", "key", "value"), parts, strict=True)
-        }
+        shape = model.layers[int(name.split(".")[1])].attention
+        assert shape is not None
+        names = [name.removesuffix("qkv") + f"{part}.weight" for part in ("query", "key", "value")]
+        return _split(tensor, names, [shape.q_width, shape.k_width, shape.v_width], dim=0)
     if tensor.dim() == 1:
-        return {_in_layers(name): tensor}
-    renamed = {"embeddings.token": "embed_tokens", "head": "lm_head"}.get(name, _in_layers(name))
-    return {f"{renamed}.weight": tensor}
+        return {name: tensor}
+    renamed = {"embeddings.token": "embed_tokens", "head": "lm_head"}.get(name, name)
+    return {f"{renamed.replace('embeddings.values.', 'value_embeddings.')}.weight": tensor}
 
 
-def _value_table(number: int) -> str:
-    return f"value_embeddings.{number}.weight"
-
-
-def _in_layers(name: str) -> str:
-    return name.replace("blocks.", "layers.", 1)
+def _split(tensor: Tensor, names: list[str], sizes: list[int], *, dim: int) -> dict[str, Tensor]:
+    return {name: part.contiguous() for name, part in zip(names, tensor.split(sizes, dim=dim), strict=True)}

@@ -17,12 +17,12 @@ from torch import Tensor
 from paceline.core.errors import PacelineError, RunError, UserError
 from paceline.core.files import write_json
 from paceline.core.schema import to_dict
-from paceline.data.tokenizer import FILE_NAME, Tokenizer, load_tokenizer
 from paceline.evaluate.export.architecture import generation_config, hf_config, hf_weights
 from paceline.evaluate.export.model_card import model_card
 from paceline.evaluate.export.tokenizer_files import library_tokenizer, tokenizer_config
 from paceline.evaluate.load import SavedRun
 from paceline.metrics.card import read_card
+from paceline.text.tokenizer import FILE_NAME, Tokenizer, load_tokenizer
 
 Target = Literal["hf", "safetensors"]
 WEIGHTS = "model.safetensors"
@@ -49,7 +49,7 @@ def _write_hf(saved: SavedRun, folder: Path) -> None:
     tokenizer, card = _tokenizer_of(saved), read_card(saved.folder.path)
     write_json(folder / "tokenizer.json", library_tokenizer(tokenizer))
     write_json(folder / "tokenizer_config.json", tokenizer_config(length))
-    config = hf_config(model, sequence_tokens=length, window=saved.window, end_of_text=end_of_text)
+    config = hf_config(model, sequence_tokens=length, windows=saved.windows, end_of_text=end_of_text)
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", generation_config(model, end_of_text=end_of_text))
     (folder / "README.md").write_text(model_card(card, step=saved.checkpoint.step), encoding="utf-8")
@@ -62,7 +62,7 @@ def _write_plain(saved: SavedRun, folder: Path) -> None:
     """Weights under our own names, and what they mean: `ModelConfig` by field."""
     facts = {
         "step": saved.checkpoint.step,
-        "window_tokens": saved.window,
+        "window_tokens": list(saved.windows),
         "end_of_text": saved.config.data.end_of_text,
         "tokenizer": saved.config.data.tokenizer,
         "model": to_dict(saved.config.model),

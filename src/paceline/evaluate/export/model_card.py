@@ -26,23 +26,19 @@ print(tokenizer.batch_decode(model.generate(**prompts, max_new_tokens=50), skip_
 
 def model_card(card: RunCard, *, step: int) -> str:
     """README.md for the weights of `step`."""
-    facts = "\n".join(f"| {name} | {value} |" for name, value in _facts(card, step).items())
-    table = f"| | |\n|---|---|\n{facts}"
-    return "\n\n".join([HEAD, f"# {card.name}", "A language model trained with paceline.", table, _diff(card), USE])
-
-
-def _facts(card: RunCard, step: int) -> dict[str, str]:
     version = card.code_version
-    return {
+    facts = {
         "preset": card.preset,
         "parameters": f"{card.parameters:,}",
         "step": f"{step:,} of {card.steps:,}",
         "validation loss": _loss(card, step),
         "data fingerprint": f"`{card.data_fingerprint}`",
-        "seed": str(card.seed),
+        "seed": card.seed,
         "started": card.started,
         "paceline": f"{version.version}, commit {version.commit or 'unknown'}",
     }
+    table = "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items())])
+    return "\n\n".join([HEAD, f"# {card.name}", "A language model trained with paceline.", table, _diff(card), USE])
 
 
 def _loss(card: RunCard, step: int) -> str:

@@ -31,10 +31,9 @@ def linear(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     return F.linear(x.to(dtype), weight.to(dtype))
 
 
-def rotary_rows(config: PacelineConfig, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
+def rotary_rows(config: PacelineConfig, positions_BT: Tensor, pairs: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines at these positions, each (B, T, 1, pairs). Frequencies are formed on the CPU, as in training:
     a device's own powers differ in the last digit, and a position multiplies that."""
-    pairs = config.rotary_pairs
     steps = pairs if config.rotary_spacing == "open" else max(1, pairs - 1)
     omega = torch.pow(1.0 / config.rotary_base, torch.arange(pairs, dtype=torch.float32, device="cpu") / steps)
     omega = omega.to(getattr(torch, config.rotary_frequency_dtype)).float().to(positions_BT.device)
@@ -52,32 +51,35 @@ def rotate(x_BTHD: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tens
     return torch.cat([turned_a, a_rest, turned_b, b_rest], dim=-1)
 
 
-def attention_mask_of(config: PacelineConfig, positions_BS: Tensor, documents_BS: Tensor, queries: int) -> Tensor:
-    """(B, 1, T, S) bool: who sees whom. The last `queries` of the S tokens ask."""
+def attention_mask_of(
+    config: PacelineConfig, positions_BS: Tensor, documents_BS: Tensor, queries: int, window: int
+) -> Tensor:
+    """(B, 1, T, S) bool: who sees whom through a window. The last `queries` of the S tokens ask."""
     q, k = positions_BS[:, -queries:, None], positions_BS[:, None, :]
     seen = (k <= q) & (k != NO_POSITION)
     if config.document_mask:
         seen &= documents_BS[:, -queries:, None] == documents_BS[:, None, :]
     if config.window_unit in ("tokens", "tokens_in_blocks"):
-        seen &= q - k < config.window_tokens
+        seen &= q - k < window
     if config.window_unit in ("blocks", "tokens_in_blocks"):
         block = config.block_tokens
-        seen &= q // block - k // block < -(-config.window_tokens // block)
+        seen &= q // block - k // block < -(-window // block)
     slots = torch.arange(k.size(-1), device=k.device)
     seen |= slots[-queries:, None] == slots  # else padding would see nothing, of which torch before 2.5 makes NaN
     return seen[:, None]
 
 
 class Attention(nn.Module):
-    def __init__(self, config: PacelineConfig, slot: int) -> None:
+    def __init__(self, config: PacelineConfig, layer: int, slot: int) -> None:
         """`slot`: the cache's place for this layer."""
         super().__init__()
-        self.config, self.slot = config, slot
-        width, kv_width = config.hidden_size, config.num_key_value_heads * config.head_dim
-        self.query = nn.Linear(width, width, bias=False)
-        self.key = nn.Linear(width, kv_width, bias=False)
-        self.value = nn.Linear(width, kv_width, bias=False)
-        self.output = nn.Linear(width, width, bias=False)
+        self.config, self.layer, self.slot = config, layer, slot
+        width, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        self.qk_dim, self.v_dim = config.qk_dims[layer], config.v_dims[layer]
+        self.query = nn.Linear(width, heads * self.qk_dim, bias=False)
+        self.key = nn.Linear(width, kv_heads * self.qk_dim, bias=False)
+        self.value = nn.Linear(width, kv_heads * self.v_dim, bias=False)
+        self.output = nn.Linear(heads * self.v_dim, width, bias=False)
         if config.value_lambdas:
             self.value_mix = nn.Parameter(torch.full((config.value_lambdas,), 0.5))
 
@@ -86,9 +88,9 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The branch's output (B, T, width) for a normalised stream already in the format of products, and the layer's
         own values before `extra`, (B, T, H_kv, D), was mixed in."""
-        heads = (-1, self.config.head_dim)
         q, k, own = (
-            linear(x, part.weight, x.dtype).unflatten(-1, heads) for part in (self.query, self.key, self.value)
+            linear(x, part.weight, x.dtype).unflatten(-1, (-1, dim))
+            for part, dim in ((self.query, self.qk_dim), (self.key, self.qk_dim), (self.value, self.v_dim))
         )
         q, k, v = self.positioned(q, turn), self.positioned(k, turn), self.mixed(own, extra)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
@@ -96,7 +98,7 @@ class Attention(nn.Module):
             k, v = cache.update(k, v, self.slot)
         group = self.config.num_attention_heads // self.config.num_key_value_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.config.head_dim**-0.5)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.qk_dim**-0.5)
         branch = linear(y.transpose(1, 2).flatten(-2), self.output.weight, x.dtype)
         scale = self.config.attention_branch_scale
         return (branch if scale == 1.0 else scale * branch), own
@@ -121,11 +123,11 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, config: PacelineConfig) -> None:
+    def __init__(self, config: PacelineConfig, hidden: int) -> None:
         super().__init__()
         self.activation = config.activation
-        self.up = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.up = nn.Linear(config.hidden_size, hidden, bias=False)
+        self.down = nn.Linear(hidden, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = linear(x, self.up.weight, x.dtype)
@@ -139,15 +141,15 @@ class Block(nn.Module):
         self.eps = config.norm_eps
         self.x0_mix = nn.Parameter(torch.tensor([1.0, 0.0])) if config.x0_mix else None
         slot = sum(config.attention_layers[:layer])
-        self.attention = Attention(config, slot) if config.attention_layers[layer] else None
-        self.mlp = MLP(config)
+        self.attention = Attention(config, layer, slot) if config.attention_layers[layer] else None
+        self.mlp = MLP(config, config.mlp_widths[layer]) if config.mlp_widths[layer] else None
 
     def forward(
         self,
         x: Tensor,
         x0: Tensor,
         extra: Tensor | None,
-        turn: tuple[Tensor, Tensor],
+        turn: tuple[Tensor, Tensor] | None,
         mask: Tensor,
         cache: Cache | None,
         dtype: torch.dtype,
@@ -159,7 +161,7 @@ class Block(nn.Module):
         if self.attention is not None:
             branch, own = self.attention(rms_norm(x, self.eps).to(dtype), extra, turn, mask, cache)
             x = x + branch
-        return x + self.mlp(rms_norm(x, self.eps).to(dtype)), own
+        return x if self.mlp is None else x + self.mlp(rms_norm(x, self.eps).to(dtype)), own
 
 
 class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
@@ -169,22 +171,17 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
 
     def __init__(self, config: PacelineConfig) -> None:
         super().__init__(config)
-        kv_width = config.num_key_value_heads * config.head_dim
-        tables = sorted({table for table in config.value_tables if table is not None})
-        self.embed_tokens = nn.Embedding(config.embedding_rows, config.hidden_size)
-        self.value_embeddings = nn.ModuleDict({str(n): nn.Embedding(config.embedding_rows, kv_width) for n in tables})
+        rows, heads = config.embedding_rows, config.num_key_value_heads
+        self.embed_tokens = nn.Embedding(rows, config.hidden_size)
+        tables = zip(config.value_tables, config.v_dims, strict=True)
+        widths = {str(table): heads * v_dim for table, v_dim in tables if table is not None}
+        self.value_embeddings = nn.ModuleDict({table: nn.Embedding(rows, width) for table, width in widths.items()})
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         if config.unet_skips:
             self.skip_weights = nn.Parameter(torch.ones(config.num_hidden_layers // 2))
-        if not config.tied_head:
+        if not config.tied_lm_head:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
-    def get_output_embeddings(self) -> nn.Module | None:
-        return None if self.config.tied_head else self.lm_head
 
     def products_dtype(self, device: torch.device) -> torch.dtype:
         """Format of matrix products: as trained on a GPU; on a CPU float32, for bf16 there is slow and may fail."""
@@ -207,17 +204,18 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError("paceline models take an attention mask of (batch, tokens) and the default, growing cache")
         if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
             past_key_values = DynamicCache()
-        positions, mask = self.positions_and_mask(input_ids, attention_mask, position_ids, past_key_values)
-        x = self.stream(input_ids, rotary_rows(self.config, positions), mask, past_key_values)
+        positions, masks = self.positions_and_masks(input_ids, attention_mask, position_ids, past_key_values)
+        turns = {pairs: rotary_rows(self.config, positions, pairs) for pairs in set(self.config.rotary_pairs) if pairs}
+        x = self.stream(input_ids, turns, masks, past_key_values)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.head(x[:, kept])
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
 
-    def positions_and_mask(
+    def positions_and_masks(
         self, tokens_BT: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
-    ) -> tuple[Tensor, Tensor]:
-        """Positions of this pass's tokens, (B, T), and who sees whom, (B, 1, T, S)."""
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Positions of this pass's tokens, (B, T), and who sees whom, (B, 1, T, S), by window."""
         tokens = tokens_BT.size(1)
         past = 0 if cache is None else cache.get_seq_length()
         if attention_mask is None:
@@ -228,8 +226,11 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
         positions = torch.where(real, position_ids, NO_POSITION)
         documents = (real & (tokens_BT == self.config.end_of_text)).cumsum(-1)  # end-of-text opens one
         positions_BS, documents_BS = self.remembered(positions, documents, cache)
-        mask = attention_mask_of(self.config, positions_BS, documents_BS, tokens)
-        return positions.clamp(min=0), mask
+        masks = {
+            window: attention_mask_of(self.config, positions_BS, documents_BS, tokens, window)
+            for window in set(self.config.window_tokens)
+        }
+        return positions.clamp(min=0), masks
 
     def remembered(self, positions: Tensor, documents: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor]:
         """Positions and documents of all tokens so far, each (B, S). They take a layer of the cache after those of
@@ -244,7 +245,9 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
         found = cache.update(positions[:, None, :, None], documents[:, None, :, None], slot)
         return found[0][:, 0, :, 0], found[1][:, 0, :, 0]
 
-    def stream(self, tokens: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None) -> Tensor:
+    def stream(
+        self, tokens: Tensor, turns: dict[int, tuple[Tensor, Tensor]], masks: dict[int, Tensor], cache: Cache | None
+    ) -> Tensor:
         """The residual stream after the last block, (B, T, width)."""
         c, dtype = self.config, self.products_dtype(tokens.device)
         x: Tensor = self.embed_tokens(tokens).to(torch.float32 if c.stream_in_fp32 else dtype)
@@ -256,22 +259,19 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
             if c.unet_skips and layer >= half:
                 x = x + self.skip_weights[layer - half] * skips.pop()
             table = c.value_tables[layer]
-            extra = first if table is None else self.value_rows(tokens, table, dtype)
-            x, own = block(x, x0, extra, turn, mask, cache, dtype)
+            extra = first
+            if table is not None:  # (B, T, H_kv, D)
+                extra = self.value_embeddings[str(table)](tokens).to(dtype).unflatten(-1, (-1, c.v_dims[layer]))
+            x, own = block(x, x0, extra, turns.get(c.rotary_pairs[layer]), masks[c.window_tokens[layer]], cache, dtype)
             if c.value_residual and layer == 0:
                 first = own
             if c.unet_skips and layer < half:
                 skips.append(x)
         return x
 
-    def value_rows(self, tokens: Tensor, table: int, dtype: torch.dtype) -> Tensor:
-        """(B, T, H_kv, D)"""
-        rows: Tensor = self.value_embeddings[str(table)](tokens)
-        return rows.to(dtype).view(*tokens.shape, -1, self.config.head_dim)
-
     def head(self, x: Tensor) -> Tensor:
         """(B, T, width) -> (B, T, vocab_size) fp32, capped."""
-        weight = self.embed_tokens.weight if self.config.tied_head else self.lm_head.weight
+        weight = self.embed_tokens.weight if self.config.tied_lm_head else self.lm_head.weight
         logits = linear(rms_norm(x, self.config.norm_eps), weight, self.products_dtype(x.device)).float()
         cap: float | None = self.config.softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)

@@ -11,25 +11,20 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paceline.data.tokenizer import END_OF_TEXT, ByteTokenizer, Tokenizer, byte_letters
+from paceline.text.tokenizer import END_OF_TEXT, ByteTokenizer, Tokenizer, byte_letters
 
-Pair = tuple[bytes, bytes]
+Pair = tuple[str, str]
+LETTERS = byte_letters()
 
 
 def library_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
     """tokenizer.json: gives the ids of `tokenizer` for every text."""
     import tokenizers
 
-    letters = byte_letters()
-
-    def spelled(token: bytes) -> str:
-        return "".join(letters[value] for value in token)
-
-    vocabulary = {spelled(token): index for index, token in enumerate(tokenizer.token_bytes)}
+    vocabulary = {_spelled(token): index for index, token in enumerate(tokenizer.token_bytes)}
     vocabulary = {word: index for word, index in vocabulary.items() if index != tokenizer.end_of_text}
-    merges = [(spelled(left), spelled(right)) for left, right in merges_of(tokenizer)]
-    model = tokenizers.models.BPE(vocab={**vocabulary, END_OF_TEXT: tokenizer.end_of_text}, merges=merges)
-    library = tokenizers.Tokenizer(model)
+    vocabulary[END_OF_TEXT] = tokenizer.end_of_text
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=merges_of(tokenizer)))
     words = not isinstance(tokenizer, ByteTokenizer)
     library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words)
     library.decoder = tokenizers.decoders.ByteLevel()
@@ -43,9 +38,7 @@ def tokenizer_config(sequence_tokens: int) -> dict[str, Any]:
     the characters of end-of-text ordinary text."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": END_OF_TEXT,
-        "eos_token": END_OF_TEXT,
-        "pad_token": END_OF_TEXT,
+        **dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT),
         "padding_side": "left",
         "model_max_length": sequence_tokens,
         "split_special_tokens": True,
@@ -54,16 +47,15 @@ def tokenizer_config(sequence_tokens: int) -> dict[str, Any]:
 
 
 def merges_of(tokenizer: Tokenizer) -> list[Pair]:
-    """The merges in order of rank: as a trained BPE keeps them, or read off the order of the ids."""
-    rules = tokenizer.rules()
-    if rules is None:
+    """The merges in order of rank, in the letters of byte-level BPE: as a trained BPE keeps them, or read off the order
+    of the ids."""
+    if tokenizer.rules is None:
         return list(_merges_by_rank(tokenizer.token_bytes))
-    value_of = {letter: value for value, letter in byte_letters().items()}
-    return [(_bytes(left, value_of), _bytes(right, value_of)) for left, right in rules["merges"]]
+    return [(left, right) for left, right in tokenizer.rules["merges"]]
 
 
-def _bytes(word: str, value_of: dict[str, int]) -> bytes:
-    return bytes(value_of[letter] for letter in word)
+def _spelled(token: bytes) -> str:
+    return "".join(map(LETTERS.__getitem__, token))
 
 
 def _merges_by_rank(token_bytes: Sequence[bytes]) -> Iterator[Pair]:
@@ -72,7 +64,7 @@ def _merges_by_rank(token_bytes: Sequence[bytes]) -> Iterator[Pair]:
     for token, rank in rank_of.items():
         if len(token) > 1:
             left, right = _merged(token, rank_of, below=rank)
-            yield left, right
+            yield _spelled(left), _spelled(right)
 
 
 def _merged(token: bytes, rank_of: dict[bytes, int], *, below: int) -> list[bytes]:

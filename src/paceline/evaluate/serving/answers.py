@@ -1,34 +1,89 @@
-"""The protocol's answers as JSON values."""
+"""The protocol's answers as JSON values, of a completion whole or event by event."""
 
+import json
+import secrets
 import time
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
-from paceline.evaluate.serving.request import RefusedError
+from paceline.evaluate.generate import TextStream
+from paceline.evaluate.serving.engine import Reply
+from paceline.evaluate.serving.request import Completion, RefusedError
+from paceline.text.tokenizer import Tokenizer
+
+Piece = tuple[int, str, str | None]
+"""(choice, text that follows, why it ended)"""
 
 
 @dataclass
-class Answers:
-    """Of one request: they share a name, a time and the count of tokens."""
+class Answer:
+    """To one request. Reading it whole or as events writes the text."""
 
-    name: str
     model: str
-    prompt_tokens: int
-    made_tokens: int = 0
-    created: int = field(default_factory=lambda: int(time.time()))
+    tokenizer: Tokenizer
+    asked: Completion
+    reply: Reply
+    timeout_s: float
 
-    def completion(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """A whole answer, or one event of a stream."""
-        head = {"id": self.name, "object": "text_completion", "created": self.created, "model": self.model}
-        return {**head, "choices": choices}
+    def __post_init__(self) -> None:
+        name, created = f"cmpl-{secrets.token_hex(12)}", int(time.time())
+        self.head = {"id": name, "object": "text_completion", "created": created, "model": self.model}
+        self.made_tokens = 0
+
+    async def whole(self) -> dict[str, Any]:
+        texts = [""] * len(self.reply.streams)
+        ends = list(texts)
+        async for index, piece, finish in self.pieces():
+            texts[index] += piece
+            ends[index] = finish or ""
+        choices = [_choice(index, text, ends[index]) for index, text in enumerate(texts)]
+        return {**self.head, "choices": choices, "usage": self.usage()}
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Server-sent ones."""
+        try:
+            async for piece in self.pieces():
+                yield _event({**self.head, "choices": [_choice(*piece)]})
+        except RefusedError as refusal:  # the status has been sent: the error is the last event
+            yield _event(error(refusal))
+            return
+        if self.asked.include_usage:
+            yield _event({**self.head, "choices": [], "usage": self.usage()})
+        yield b"data: [DONE]\n\n"
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Text as it comes, of all choices, each with an end."""
+        number = {stream: index for index, stream in enumerate(self.reply.streams)}
+        texts = {stream: TextStream(self.tokenizer, self.asked.stops) for stream in self.reply.streams}
+        while texts:
+            event = await self.reply.events.get()
+            if (text := texts.get(event.stream)) is None:
+                continue  # made before the engine heard of the stop
+            if event.finish == "timeout":
+                raise RefusedError(f"not done within {self.timeout_s:g} s", status=504, code="timeout")
+            if event.finish == "error":
+                raise RefusedError("the server failed; its log says why", status=500)
+            self.made_tokens += event.token is not None
+            piece = text.end() if event.token is None else text.push(event.token)
+            finish = "stop" if text.stopped else event.finish
+            if finish is not None:
+                del texts[event.stream]
+                self.reply.engine.drop(event.stream)
+            if piece or finish:
+                yield number[event.stream], piece, finish
 
     def usage(self) -> dict[str, int]:
-        total = self.prompt_tokens + self.made_tokens
-        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.made_tokens, "total_tokens": total}
+        given, made = sum(map(len, self.asked.prompts)), self.made_tokens
+        return {"prompt_tokens": given, "completion_tokens": made, "total_tokens": given + made}
 
 
-def choice(index: int, text: str, finish: str | None) -> dict[str, Any]:
+def _choice(index: int, text: str, finish: str | None) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
 
 
 def model_card(name: str, created: int) -> dict[str, Any]:

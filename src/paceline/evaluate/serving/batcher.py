@@ -1,41 +1,39 @@
 """Many texts at once over one cache: streams join and leave between two steps, nobody waits for a batch to end.
 
 A step feeds one piece of one new prompt and one token of every text that has begun, so a long prompt delays the others
-by one piece at a time. With a `Steady` step it launches the next token of every text before it reads the one before, so
-that the GPU works meanwhile; a text then gets its tokens one step later, and where it ends before that is known, one
-token more is made and forgotten. Everything here belongs to one thread; `engine.py` is that thread.
+by one piece at a time. With a `DecodeGraph` it launches the next token of every text before it reads the one before,
+so that the GPU works meanwhile; a text then gets its tokens one step later, and where it ends before that is known,
+one token more is made and forgotten. Everything here belongs to one thread; `engine.py` is that thread.
 """
 
 import functools
-import random
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from paceline.core.probe import compiler
-from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.decode import PIECE_TOKENS, Decoder
-from paceline.evaluate.draw import choose
-from paceline.evaluate.prepare import prepared
-from paceline.evaluate.steady import Ids, Steady
+from paceline.evaluate.decode_graph import DecodeGraph, Ids
+from paceline.evaluate.inference_model import prepared
+from paceline.evaluate.sampling import Writing, choose
 from paceline.model.gpt import GPT
+from paceline.model.masks import Windows
 
 Finish = Literal["stop", "length", "timeout", "error"]
 
 
 @dataclass(eq=False)
-class Stream:
-    """One text in the making."""
+class Stream(Writing):
+    """One text of a request."""
 
     prompt: list[int]
     new_tokens: int
     """At most; at least 1."""
-    sampling: SamplingConfig
     deadline: float
     """On the batcher's clock."""
     slot: int | None = None
@@ -44,10 +42,6 @@ class Stream:
     last: int = 0
     """The token to feed next, once the whole prompt is in the cache."""
     made: int = 0
-    generator: random.Random = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.generator = random.Random(self.sampling.seed)
 
     @property
     def begun(self) -> bool:
@@ -68,15 +62,15 @@ class Batcher:
         self,
         model: GPT,
         *,
-        window: int,
+        windows: Windows,
         slots: int,
         max_tokens: int,
         clock: Callable[[], float] = time.monotonic,
-        steady: Callable[[Decoder], Steady] | None = None,
+        steady: Callable[[Decoder], DecodeGraph] | None = None,
     ) -> None:
         """`steady` makes the step of texts that have begun; without it `Decoder.feed` and `choose` do."""
         self.model, self.clock = model, clock
-        self.decoder = Decoder(model, window=window, max_tokens=max_tokens, slots=slots)
+        self.decoder = Decoder(model, windows=windows, max_tokens=max_tokens, slots=slots)
         self.steady = None if steady is None else steady(self.decoder)
         self.made_by_steady: tuple[Ids, list[Stream | None]] | None = None
         """Launched and not yet read: ids, and whose they are."""
@@ -110,7 +104,9 @@ class Batcher:
 
     def step(self) -> list[Event]:
         """One token for every text that has begun, one piece of a prompt for one that has not."""
-        events = [self._end(stream, "timeout") for stream in self._late()]
+        now = self.clock()
+        late = [stream for stream in [*self.streams, *self.waiting] if stream.deadline <= now]
+        events = [self._end(stream, "timeout") for stream in late]
         self._admit()
         if any(stream.begun for stream in self.streams):
             events += self._feed_tokens() if self.steady is None else self._feed_steadily(self.steady)
@@ -123,10 +119,6 @@ class Batcher:
         self.made_by_steady = None
         return [self._end(stream, "error") for stream in [*self.streams, *self.waiting]]
 
-    def _late(self) -> list[Stream]:
-        now = self.clock()
-        return [stream for stream in [*self.streams, *self.waiting] if stream.deadline <= now]
-
     def _admit(self) -> None:
         for slot, taken in enumerate(self.slots):  # the lowest first: a step computes all up to the highest
             if taken is None and self.waiting:
@@ -137,12 +129,12 @@ class Batcher:
     def _feed_prompt(self, stream: Stream) -> list[Event]:
         assert stream.slot is not None
         piece = stream.prompt[stream.fed : stream.fed + PIECE_TOKENS]
-        logits = self.decoder.feed(self._tensor([piece]), first=stream.slot)
+        logits = self.decoder.feed(torch.tensor([piece], device=self.decoder.device), first=stream.slot)
         stream.fed += len(piece)
         if not stream.begun:
             return []
         self.starting.popleft()
-        events = self._continue(stream, self._choose(stream, logits[0]))
+        events = self._draw(stream, logits[0])
         if self.steady is not None and stream.slot is not None:
             self.steady.begin(stream.slot, stream.last)
         return events
@@ -151,14 +143,17 @@ class Batcher:
         live = [stream is not None and stream.begun for stream in self.slots]
         rows = len(live) - live[::-1].index(True)
         tokens = [[0 if stream is None else stream.last] for stream in self.slots[:rows]]
-        logits = self.decoder.feed(self._tensor(tokens), live=live[:rows])
+        logits = self.decoder.feed(torch.tensor(tokens, device=self.decoder.device), live=live[:rows])
         texts = [(stream, logits[row]) for row, stream in enumerate(self.slots[:rows]) if stream and live[row]]
-        return [event for stream, row in texts for event in self._continue(stream, self._choose(stream, row))]
+        return [event for stream, row in texts for event in self._draw(stream, row)]
 
-    def _feed_steadily(self, steady: Steady) -> list[Event]:
+    def _feed_steadily(self, steady: DecodeGraph) -> list[Event]:
         """Launch the next tokens, then tell of those before. Who has ended or left meanwhile is passed over."""
         ids, whose = self.made_by_steady or (None, [None] * len(self.slots))
-        live = [self._goes_on(stream, stream is not None and stream is whose[n]) for n, stream in enumerate(self.slots)]
+        live = [  # one in flight may be a text's last
+            stream if stream and stream.begun and stream.made + (stream is last) < stream.new_tokens else None
+            for stream, last in zip(self.slots, whose, strict=True)
+        ]
         self.made_by_steady = (steady.launch(live), live) if any(live) else None
         tokens = [] if ids is None else ids.wait()
         made = [
@@ -166,14 +161,8 @@ class Batcher:
         ]
         return [event for stream, token in made for event in self._continue(stream, token)]
 
-    @staticmethod
-    def _goes_on(stream: Stream | None, in_flight: bool) -> Stream | None:
-        """The stream, if its next token is to be launched: one in flight may be its last."""
-        begun = stream is not None and stream.begun
-        return stream if stream is not None and begun and stream.made + in_flight < stream.new_tokens else None
-
-    def _choose(self, stream: Stream, logits: Tensor) -> int:
-        return choose(logits[: self.model.config.vocab_size], stream.sampling, stream.generator)
+    def _draw(self, stream: Stream, logits_V: Tensor) -> list[Event]:
+        return self._continue(stream, choose(logits_V, stream.sampling, stream.generator))
 
     def _continue(self, stream: Stream, token: int) -> list[Event]:
         """The next token of one text, and its end if that is due: as `generate`, which ends before an end-of-text."""
@@ -187,15 +176,11 @@ class Batcher:
         self.drop(stream)
         return Event(stream, finish=finish)
 
-    def _tensor(self, rows: list[list[int]]) -> Tensor:
-        return torch.tensor(rows, device=self.decoder.window.device)
 
-
-def make_batcher(model: GPT, *, window: int, slots: int, max_tokens: int, compiled: bool = True) -> Batcher:
+def make_batcher(model: GPT, *, windows: Windows, slots: int, max_tokens: int, compiled: bool = True) -> Batcher:
     """On a GPU with a recorded step; that is `compiled` first where it is possible, which takes a while."""
     device = model.embeddings.token.device.type
     if device != "cuda":
-        return Batcher(model, window=window, slots=slots, max_tokens=max_tokens)
-    compiled = compiled and compiler(device).usable
-    steady = functools.partial(Steady, compiled=compiled)
-    return Batcher(prepared(model), window=window, slots=slots, max_tokens=max_tokens, steady=steady)
+        return Batcher(model, windows=windows, slots=slots, max_tokens=max_tokens)
+    steady = functools.partial(DecodeGraph, compiled=compiled and compiler(device).usable)
+    return Batcher(prepared(model), windows=windows, slots=slots, max_tokens=max_tokens, steady=steady)

@@ -10,33 +10,22 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from paceline.evaluate.serving.batcher import Batcher, Event, Stream
+from paceline.evaluate.serving.request import RefusedError
 
 log = logging.getLogger(__name__)
 
 
-class BusyError(Exception):
-    """No room for another request now."""
-
-
-class BrokenError(Exception):
-    """The device failed for good; nothing is written any more."""
-
-
 @dataclass(eq=False)
 class Reply:
-    """The streams of one request. Leaving it, for whatever reason, ends those that still run."""
+    """The streams of one request. Closing it, for whatever reason, ends those that still run."""
 
     engine: "Engine"
     streams: list[Stream]
     events: "asyncio.Queue[Event]" = field(default_factory=asyncio.Queue)
 
-    def __enter__(self) -> "Reply":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
         for stream in self.streams:
             self.engine.drop(stream)
 
@@ -50,7 +39,7 @@ class Engine:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopped = False
+        self._stopped = threading.Event()
         self._broken = False
         """Touched by the event loop only."""
 
@@ -60,16 +49,15 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        self._commands.put(self._stop)
+        self._commands.put(self._stopped.set)
         self._thread.join()
 
     def open(self, streams: list[Stream]) -> Reply:
-        """Put streams in line; raises BusyError if there is no room for all of them, BrokenError if there never will
-        be."""
+        """Put streams in line, or refuse them if there is no room for all."""
         if self._broken:
-            raise BrokenError
+            raise RefusedError("the server's device failed; it must be started anew", status=503)
         if len(self.replies) + len(streams) > self.room:
-            raise BusyError
+            raise RefusedError("too many requests are waiting; try again", status=429, code="rate_limit_exceeded")
         reply = Reply(self, streams)
         for stream in streams:
             self.replies[stream] = reply
@@ -80,12 +68,9 @@ class Engine:
         if self.replies.pop(stream, None) is not None:
             self._commands.put(lambda: self.batcher.drop(stream))
 
-    def _stop(self) -> None:
-        self._stopped = True
-
     def _run(self) -> None:
         try:
-            while not self._stopped:
+            while not self._stopped.is_set():
                 for command in self._due():
                     command()
                 if events := self._step():

@@ -6,11 +6,11 @@ are not built may be sent with the value that changes nothing.
 
 import json
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.data.tokenizer import Tokenizer
 from paceline.evaluate.config import SamplingConfig
+from paceline.text.tokenizer import Tokenizer
 
 DEFAULT_NEW_TOKENS = 16
 """As in the protocol."""
@@ -55,9 +55,11 @@ class Completion:
     include_usage: bool
     """At the end of a stream."""
 
-    def seed_of(self, choice: int) -> int:
-        """Of the first text the one that was asked for, so that it is the text of `paceline sample`; then the next."""
-        return (self.sampling.seed + choice % self.n) % SEEDS
+    @property
+    def samplings(self) -> list[SamplingConfig]:
+        """Of a prompt's texts. The first has the seed that was asked for, so that it is the text of `paceline sample`;
+        then the next."""
+        return [replace(self.sampling, seed=(self.sampling.seed + number) % SEEDS) for number in range(self.n)]
 
 
 def parse_body(body: bytes) -> dict[str, Any]:

@@ -1,122 +1,109 @@
-"""What an ablation found: effects with intervals, the exchange rate, the waterfall. No torch.
+"""From the runs of an ablation to its result: effects with intervals, the exchange rate, the waterfall. No torch.
 
 An effect is (with the part) minus (without it), over the seeds that both arms have: leaving out compares `full` with
 `without X`, adding alone compares `with X` with `base`. Within each quantity p-values are corrected for the number of
-effects (Holm). The two kinds of effect do not sum to the whole difference, since parts interact: a step of the
-waterfall is the mean of a part's effects, and what is left is a bar of its own.
+effects (Holm). Times are compared where all runs of both arms had the same hardware. The two kinds of effect do not sum
+to the whole difference, since parts interact: a step of the waterfall is the mean of a part's effects, and what is left
+is a bar of its own.
 """
 
 import statistics as basic
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
 
+from paceline.analysis.ablation import Ablation, Arm, Bar, Difference, Effect, Exchange, LeftOutArm
+from paceline.analysis.facts import hardware
+from paceline.analysis.runs import LeftOut, Validation, validations
+from paceline.analysis.statistics import Curve, Estimate, exchange_rate, holm, paired, time_at_equal_loss
+from paceline.lab.ablate import arms
 from paceline.lab.ablate.outcomes import Outcome
-from paceline.lab.ablate.plan import Arm, Plan
-from paceline.lab.statistics import exchange_rate, holm, paired, time_at_equal_loss
-from paceline.metrics.card import LOSS_COLUMNS, RunCard
+from paceline.metrics.card import RunCard, now
+from paceline.recipes.presets import preset
+from paceline.settings.run import RunConfig
 
-NOISE_P = 0.05
-"""A difference whose corrected p-value is not below this is not told apart from noise."""
+LEVEL = 0.05  # an effect whose corrected p-value is not below this is called noise
 GIB = 2**30
+Quantity = Callable[[RunCard], float | None]
 QUANTITIES = ("loss", "time_at_equal_loss_s", "step_s", "memory_gib")
-STEP, VAL_LOSS, TRAIN_S = (LOSS_COLUMNS.index(name) for name in ("step", "val_loss", "train_s"))
-
-Comparison = Literal["leave-one-out", "add-one-in"]
-Cards = Mapping[int, RunCard]
-"""Of an arm, by seed."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    mean: float
-    low: float | None = None
-    high: float | None = None
-    p: float | None = None
-    p_holm: float | None = None
-    """None: one seed alone has no interval."""
-
-
-@dataclass(frozen=True)
-class Effect:
-    technique: str
-    title: str
-    kind: Comparison
-    n: int
-    loss: Difference
-    time_at_equal_loss_s: Difference | None
-    step_s: Difference | None
-    memory_gib: Difference | None
-
-    @property
-    def noise(self) -> bool:
-        """Whether the loss does not differ as far as these runs can tell."""
-        return self.loss.p_holm is None or self.loss.p_holm >= NOISE_P
-
-    @property
-    def words(self) -> str:
-        by = "by leaving it out" if self.kind == "leave-one-out" else "by adding it alone"
-        subject, loss = f"With {self.technique} the loss", self.loss
-        if loss.low is None or loss.high is None or loss.p_holm is None:
-            return f"{subject} changes by {loss.mean:+.4f} in one seed, {by}; one seed has no interval."
-        if loss.mean == loss.low == loss.high == 0:
-            return f"{subject} is the same to the last bit in {self.n} seeds, {by}."
-        interval = f"95 %: {loss.low:+.4f} to {loss.high:+.4f}, n = {self.n}, p = {loss.p_holm:.2g} after Holm"
-        doubt = "; not told apart from noise" if self.noise else ""
-        return f"{subject} changes by {loss.mean:+.4f} ({interval}), {by}{doubt}."
 
 
 @dataclass(frozen=True)
 class ArmResult:
-    arm: Arm
-    rate: float
-    """Factor on its rates at which it is judged."""
-    tried: Mapping[float, float]
-    """Mean loss at every factor."""
-    cards: Cards
-    folders: Mapping[int, str]
+    arm: arms.Arm
+    folders: tuple[str, ...]  # of its finished runs
+    cards: Mapping[int, RunCard]  # the same by seed
 
 
-def arm_results(plan: Plan, found: Sequence[Outcome]) -> dict[str, ArmResult]:
-    """Finished runs by arm, each arm at its best rate."""
-    by_arm: dict[str, dict[float, dict[int, Outcome]]] = {}
-    for one in found:
-        if one.state == "finished":
-            by_arm.setdefault(one.run.arm, {}).setdefault(one.run.rate, {})[one.run.seed] = one
-    return {arm.name: _at_best_rate(arm, by_arm[arm.name]) for arm in plan.arms if arm.name in by_arm}
+def conclude(plan: arms.Plan, found: Sequence[Outcome], failed: Mapping[str, str]) -> Ablation:
+    """What the finished runs say; `failed` has reasons for some of the others."""
+    results = _results(plan, found)
+    compared = [effect for result in results.values() if (effect := _effect(result, results)) is not None]
+    effects = [_judged(effect) for effect in _corrected(compared)]
+    cards = [card for result in results.values() for card in result.cards.values()]
+    # small models and slow machines point at an answer for the full size; they do not give it
+    small = [f"scale {plan.choice.scale}"] if plan.choice.scale != "1" else _shrunk(plan.full)
+    small += ["CPU"] if any(card.device == "cpu" for card in cards) else []
+    against, newer = plan.names
+    others = sorted((one for one in found if one.state != "finished"), key=lambda one: one.state != "refused")
+    reasons = {one.run.name: one.reason or failed.get(one.run.name, "is not finished") for one in others}
+    return Ablation(
+        preset=newer,
+        against=against,
+        scale=None if plan.choice.scale == "1" else plan.choice.scale,
+        indicative=bool(small),
+        why_indicative=", ".join(small) or None,
+        steps=plan.full.steps,
+        seeds=tuple(plan.seeds),
+        hardware=", ".join(sorted({hardware(card) for card in cards})),
+        made=now(),
+        arms=tuple(_written(result) for result in results.values()),
+        left_out=tuple(LeftOutArm(arm=name, why=why) for name, why in plan.left_out),
+        not_counted=tuple(LeftOut(run=name, why=why) for name, why in reasons.items()),
+        effects=tuple(effects),
+        waterfall=tuple(waterfall(plan, results, effects)),
+        exchange=exchange_of(results.get("full")),
+    )
 
 
-def _at_best_rate(arm: Arm, by_rate: Mapping[float, Mapping[int, Outcome]]) -> ArmResult:
-    """The lowest mean loss decides, among rates that have every seed of the arm: a rate that lost its worst run would
-    look better than it is. If none has them all, the rate nearest to the arm's own is taken."""
-    tried = {rate: basic.fmean(_loss(one.card) for one in runs.values()) for rate, runs in by_rate.items()}
-    seeds = {seed for runs in by_rate.values() for seed in runs}
-    nearest = sorted(by_rate, key=lambda rate: abs(rate - 1))
-    best = min((rate for rate in nearest if by_rate[rate].keys() == seeds), key=tried.__getitem__, default=nearest[0])
-    chosen = by_rate[best]
-    cards = {seed: one.card for seed, one in chosen.items() if one.card}
-    return ArmResult(arm, best, tried, cards, {seed: one.run.name for seed, one in chosen.items()})
+def _results(plan: arms.Plan, found: Sequence[Outcome]) -> dict[str, ArmResult]:
+    """Finished runs by arm; not the arms that have none."""
+    results = {}
+    for arm in plan.arms:
+        finished = [one for one in found if one.run.arm == arm.name and one.state == "finished"]
+        if cards := {one.run.seed: one.card for one in finished if one.card is not None}:
+            results[arm.name] = ArmResult(arm, tuple(one.run.name for one in finished), cards)
+    return results
 
 
-def effects_of(results: Mapping[str, ArmResult]) -> list[Effect]:
-    """In the order of the arms, corrected for their number."""
-    found = [_effect(result, results) for result in results.values() if result.arm.part is not None]
-    return _corrected([effect for effect in found if effect is not None])
+def _written(result: ArmResult) -> Arm:
+    arm, losses = result.arm, tuple(card.val_loss for card in result.cards.values())
+    technique = arm.part.key if arm.part else None
+    return Arm(name=arm.name, kind=arm.kind, technique=technique, runs=result.folders, losses=losses)
+
+
+def _shrunk(config: RunConfig) -> list[str]:
+    usual = preset(config.preset)
+    sizes = {
+        "width": (config.model.width, usual.model.width),
+        "layers": (config.model.num_layers, usual.model.num_layers),
+        "tokens a step": (config.batch.tokens, usual.batch.tokens),
+    }
+    return [f"{name} {size:,} instead of {full:,}" for name, (size, full) in sizes.items() if size < full]
 
 
 def _effect(result: ArmResult, results: Mapping[str, ArmResult]) -> Effect | None:
-    """None: the arm it is compared with has no run of the same seed."""
-    leaves = result.arm.kind == "without"
+    """None: it adds or leaves out nothing, or the arm it is compared with has no run of the same seed."""
+    leaves, part = result.arm.kind == "without", result.arm.part
     other = results.get("full" if leaves else "base")
-    part = result.arm.part
-    if other is None or part is None:
+    if part is None or other is None:
         return None
     having, lacking = (other, result) if leaves else (result, other)
     seeds = [seed for seed in having.cards if seed in lacking.cards]
     if not seeds:
         return None
     a, b = ([arm.cards[seed] for seed in seeds] for arm in (having, lacking))
-    free = result.arm.config.train.free_steps
+    alike = len({hardware(card) for card in (*a, *b)}) == 1
+    free = result.arm.config.train.untimed_steps
     loss = _difference(a, b, _loss)
     assert loss is not None  # finished runs have one
     return Effect(
@@ -125,55 +112,53 @@ def _effect(result: ArmResult, results: Mapping[str, ArmResult]) -> Effect | Non
         kind="leave-one-out" if leaves else "add-one-in",
         n=len(seeds),
         loss=loss,
-        time_at_equal_loss_s=_time_difference(a, b),
-        step_s=_difference(a, b, lambda card: _step_s(card, free)),
+        time_at_equal_loss_s=_time_difference(a, b) if alike else None,
+        step_s=_difference(a, b, lambda card: _step_s(card, free)) if alike else None,
         memory_gib=_difference(a, b, lambda card: None if card.peak_bytes is None else card.peak_bytes / GIB),
+        noise=True,
+        words="",
     )
 
 
-def _loss(card: RunCard | None) -> float:
-    assert card is not None
+def _loss(card: RunCard) -> float:
     assert card.val_loss is not None  # `outcomes` refuses others
     return card.val_loss
 
 
-def _step_s(card: RunCard, free_steps: int) -> float | None:
-    timed = card.steps - free_steps
+def _step_s(card: RunCard, untimed_steps: int) -> float | None:
+    timed = card.steps - untimed_steps
     return card.train_s / timed if card.train_s and timed > 0 else None
 
 
-def _difference(
-    a: Sequence[RunCard], b: Sequence[RunCard], value: Callable[[RunCard], float | None]
-) -> Difference | None:
-    pairs = [(value(x), value(y)) for x, y in zip(a, b, strict=True)]
-    known = [(x, y) for x, y in pairs if x is not None and y is not None]
-    if len(known) < len(pairs):
+def _difference(a: Sequence[RunCard], b: Sequence[RunCard], value: Quantity) -> Difference | None:
+    with_, without = ([found for card in cards if (found := value(card)) is not None] for cards in (a, b))
+    if len(with_) < len(a) or len(without) < len(b):
         return None
-    if len(known) == 1:
-        return Difference(known[0][0] - known[0][1])
-    estimate = paired([x for x, _ in known], [y for _, y in known])
-    return Difference(estimate.mean, estimate.low, estimate.high, estimate.p)
+    return Difference(mean=with_[0] - without[0]) if len(a) == 1 else _as_difference(paired(with_, without))
+
+
+def _as_difference(estimate: Estimate) -> Difference:
+    return Difference(mean=estimate.mean, low=estimate.low, high=estimate.high, p=estimate.p)
 
 
 def _time_difference(a: Sequence[RunCard], b: Sequence[RunCard]) -> Difference | None:
     if len(a) < 2:  # one pair: too little for a time between evaluations
         return None
-    curves = [[_curve(card, TRAIN_S) for card in cards] for cards in (a, b)]
-    if None in curves[0] + curves[1]:
+    first, second = (_curves(cards, lambda _, validation: validation.train_s) for cards in (a, b))
+    estimate = time_at_equal_loss(first, second) if first and second else None
+    return None if estimate is None else _as_difference(estimate)
+
+
+def _curves(cards: Sequence[RunCard], at: Callable[[int, Validation], float]) -> list[Curve] | None:
+    """Of each run the losses of the validations after step 0, over time or step; None if a number is missing."""
+    tables = [validations(card) for card in cards]
+    if any(len(table) < len(card.losses) for table, card in zip(tables, cards, strict=True)):
         return None
-    estimate = time_at_equal_loss(*([curve for curve in group if curve is not None] for group in curves))
-    return None if estimate is None else Difference(estimate.mean, estimate.low, estimate.high, estimate.p)
-
-
-def _curve(card: RunCard, column: int) -> tuple[list[float], list[float]] | None:
-    """Losses of the validations after step 0 over a column of theirs; None if a number is missing."""
-    rows = [(row[column], row[VAL_LOSS]) for row in card.losses if row[STEP]]
-    known = [(x, loss) for x, loss in rows if x is not None and loss is not None]
-    return ([x for x, _ in known], [loss for _, loss in known]) if len(known) == len(rows) else None
+    later = [{step: one for step, one in table.items() if step} for table in tables]
+    return [([at(*item) for item in table.items()], [one.loss for one in table.values()]) for table in later]
 
 
 def _corrected(effects: Sequence[Effect]) -> list[Effect]:
-    """With p-values corrected within each quantity."""
     done = list(effects)
     for name in QUANTITIES:
         places = [i for i, one in enumerate(done) if (d := getattr(one, name)) is not None and d.p is not None]
@@ -182,18 +167,35 @@ def _corrected(effects: Sequence[Effect]) -> list[Effect]:
     return done
 
 
-def exchange_of(full: ArmResult | None) -> dict[str, float] | None:
+def _judged(effect: Effect) -> Effect:
+    noise = effect.loss.p_holm is None or effect.loss.p_holm >= LEVEL
+    return replace(effect, noise=noise, words=_words(effect, noise))
+
+
+def _words(effect: Effect, noise: bool) -> str:
+    by = "by leaving it out" if effect.kind == "leave-one-out" else "by adding it alone"
+    subject, loss = f"With {effect.technique} the loss", effect.loss
+    if loss.low is None or loss.high is None or loss.p_holm is None:
+        return f"{subject} changes by {loss.mean:+.4f} in one seed, {by}; one seed has no interval."
+    if loss.mean == loss.low == loss.high == 0:
+        return f"{subject} is the same to the last bit in {effect.n} seeds, {by}."
+    interval = f"95 %: {loss.low:+.4f} to {loss.high:+.4f}, n = {effect.n}, p = {loss.p_holm:.2g} after Holm"
+    doubt = "no measurable effect (interval includes 0)" if loss.low <= 0 <= loss.high else "not significant after Holm"
+    return f"{subject} changes by {loss.mean:+.4f} ({interval}), {by}{f'; {doubt}' if noise else ''}."
+
+
+def exchange_of(full: ArmResult | None) -> Exchange | None:
     """Steps that buy one unit of loss at the end of the full preset's mean curve; None: too few validations."""
-    curves = [_curve(card, STEP) for card in full.cards.values()] if full else []
-    known = [curve for curve in curves if curve is not None]
-    if full is None or len(known) < len(curves) or any(steps != known[0][0] for steps, _ in known):
+    curves = _curves(list(full.cards.values()), lambda step, _: step) if full else None
+    if full is None or not curves or any(steps != curves[0][0] for steps, _ in curves):
         return None
-    means = [basic.fmean(losses) for losses in zip(*(losses for _, losses in known), strict=True)]
-    rate = exchange_rate(known[0][0], means, full.arm.config.steps)
-    return None if rate is None else {"steps_per_loss": rate, "at_step": full.arm.config.steps}
+    means = [basic.fmean(losses) for losses in zip(*(losses for _, losses in curves), strict=True)]
+    at = full.arm.config.steps
+    rate = exchange_rate(curves[0][0], means, at)
+    return None if rate is None else Exchange(steps_per_loss=rate, at_step=at)
 
 
-def waterfall(plan: Plan, results: Mapping[str, ArmResult], effects: Sequence[Effect]) -> list[dict[str, Any]]:
+def waterfall(plan: arms.Plan, results: Mapping[str, ArmResult], effects: Sequence[Effect]) -> list[Bar]:
     """From the predecessor's mean loss to the preset's, over the seeds that both have; empty if they have none."""
     base, full = results.get("base"), results.get("full")
     seeds = [seed for seed in full.cards if base and seed in base.cards] if full else []
@@ -205,13 +207,10 @@ def waterfall(plan: Plan, results: Mapping[str, ArmResult], effects: Sequence[Ef
         by_part.setdefault(effect.technique, []).append(effect.loss.mean)
     steps = {part: basic.fmean(values) for part, values in by_part.items()}
     missing = not plan.whole or any(part.key not in steps for part in plan.parts)
+    rest = "interaction and what was not run" if missing else "interaction"
     return [
-        {"label": plan.names[0], "value": start, "kind": "start"},
-        *({"label": part, "value": value, "kind": "step"} for part, value in steps.items()),
-        {
-            "label": "interaction and what was not run" if missing else "interaction",
-            "value": end - start - sum(steps.values()),
-            "kind": "interaction",
-        },
-        {"label": plan.names[1], "value": end, "kind": "end"},
+        Bar(label=plan.names[0], value=start, kind="start"),
+        *(Bar(label=part, value=value, kind="step") for part, value in steps.items()),
+        Bar(label=rest, value=end - start - sum(steps.values()), kind="interaction"),
+        Bar(label=plan.names[1], value=end, kind="end"),
     ]

@@ -1,22 +1,22 @@
 """What the folders of an ablation hold: which runs are finished, which wait, and which must not be counted. No torch.
 
-A run counts if its config is the planned one, its card belongs to that config and says that it finished, its loss is a
-number, and its data are those of the other runs. Anything else is named with its reason and never averaged in.
+By the rules of `analysis/groups.py`: a run counts if its config is the planned experiment, its card belongs to that
+config, its last loss may be averaged, and its data and device are those of most runs. Anything else is named
+with its reason and never averaged in.
 """
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from paceline.analysis.groups import card_facts, experiment_settings, why_left_out
+from paceline.analysis.runs import StoredRun, read_config, read_run, settings_of
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.core.errors import PacelineError
-from paceline.core.schema import changes, from_dict
-from paceline.lab.ablate.plan import Run
-from paceline.metrics.card import CARD_FILE, RunCard, card_diff, read_card
-from paceline.recipes.presets import preset
-from paceline.train.config import RunConfig
+from paceline.lab.ablate.arms import Run
+from paceline.metrics.card import CARD_FILE, RunCard
 
 State = Literal["waiting", "unfinished", "finished", "refused"]
 
@@ -26,54 +26,45 @@ class Outcome:
     run: Run
     state: State
     card: RunCard | None = None
-    reason: str | None = None
-    """Why it is refused."""
+    reason: str | None = None  # why it is refused
 
 
 def outcome_of(run: Run, folder: Path) -> Outcome:
-    """The state of one planned run."""
     here = RunFolder(folder / run.name)
+    has_card = (here.path / CARD_FILE).exists()
     if not here.config.exists():
-        taken = (here.path / CARD_FILE).exists() or bool(here.checkpoints())
+        taken = has_card or bool(here.checkpoints())
         return Outcome(run, "refused", reason="has no config.json") if taken else Outcome(run, "waiting")
     try:
-        found = from_dict(RunConfig, here.read_config())
-        if different := changes(run.config, found):
-            first = different[0]
-            return Outcome(run, "refused", reason=f"is another run: {first.field} is {first.after}, not {first.before}")
-        if not (here.path / CARD_FILE).exists():
-            return Outcome(run, "unfinished")
-        return _judged(run, read_card(here.path))
+        planned, there = settings_of(run.config), read_config(here.path)
+        for name in ("seed", *experiment_settings({**planned, **there})):
+            if (value := there.get(name)) != planned.get(name):
+                return Outcome(run, "refused", reason=f"is another run: {name} is {value}, not {planned.get(name)}")
+        return _judged(run, read_run(here.path)) if has_card else Outcome(run, "unfinished")
     except PacelineError as error:
         return Outcome(run, "refused", reason=f"is damaged: {error}")
 
 
-def _judged(run: Run, card: RunCard) -> Outcome:
-    if card.diff != card_diff(preset(run.config.preset), run.config) or card.preset != run.config.preset:
+def _judged(run: Run, stored: StoredRun) -> Outcome:
+    card = stored.card
+    alike = (card.preset, card.seed) == (run.config.preset, run.config.seed)
+    if not alike or any(stored.config.get(change.field) != change.after for change in card.diff):
         return Outcome(run, "refused", reason="has the card of another run")
     if not card.finished:
         return Outcome(run, "unfinished", card)
-    if card.val_loss is None:
-        return Outcome(run, "refused", card, "ended with a loss that is not a number")
-    return Outcome(run, "finished", card)
+    why = why_left_out(stored)
+    return Outcome(run, "refused" if why else "finished", card, why)
 
 
 def outcomes(runs: Iterable[Run], folder: Path) -> list[Outcome]:
-    """Of every planned run. Finished ones on other data than most are refused."""
+    """Of every planned run. Finished ones on other data or another device than most are refused."""
     found = [outcome_of(run, folder) for run in runs]
-    data = Counter(one.card.data_fingerprint for one in found if one.state == "finished" and one.card)
-    if len(data) <= 1:
-        return found
-    usual = data.most_common(1)[0][0]
-    return [
-        replace(one, state="refused", reason="was trained on other data than the others")
-        if one.state == "finished" and one.card and one.card.data_fingerprint != usual
-        else one
-        for one in found
-    ]
+    facts = Counter(tuple(card_facts(one.card).items()) for one in found if one.state == "finished" and one.card)
+    return [_unless_unusual(one, dict(facts.most_common(1)[0][0])) if one.state == "finished" else one for one in found]
 
 
-def strangers(runs: Iterable[Run], folder: Path) -> list[str]:
-    """Folders with a run that is not in the plan."""
-    planned = {run.name for run in runs}
-    return sorted(path.parent.name for path in folder.glob(f"*/{CARD_FILE}") if path.parent.name not in planned)
+def _unless_unusual(one: Outcome, usual: dict[str, Any]) -> Outcome:
+    for name, value in card_facts(one.card).items() if one.card else ():
+        if value != usual[name]:
+            return replace(one, state="refused", reason=f"its {name} is {value}, that of most runs {usual[name]}")
+    return one

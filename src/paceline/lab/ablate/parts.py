@@ -16,29 +16,23 @@ from typing import Any
 
 from paceline.core.errors import ConfigError, UserError
 from paceline.core.schema import Change, changes, flatten
-from paceline.lab.technique import Technique, is_in, with_values
-from paceline.lab.techniques import TECHNIQUES
+from paceline.lab.technique import Technique, is_in, techniques, with_values
 from paceline.recipes.presets import preset
-from paceline.train.config import RunConfig
+from paceline.settings.run import RunConfig
 
-NEVER_A_PART = ("preset", "steps", "seed", "track", "evaluate.", "checkpoint.", "metrics.", "guard.")
+NEVER_A_PART = ("preset", "steps", "seed", "track", "evaluate.", "checkpoint.", "metrics.", "bad_steps.")
 """Beginnings of fields that all arms share; the newer preset says how."""
 REST = "rest"
 COMPILED_ONLY = ("train.coordinate_descent", "train.skip_guards")
-RANKS_ONLY = ("parallel.",)
-GPU_ONLY = ("train.expandable_segments",)
 
-Switched = tuple[Technique, set[str]]
-"""A technique and those of its fields that differ."""
+Switched = tuple[Technique, set[str]]  # a technique and those of its fields that differ
 
 
 @dataclass(frozen=True)
 class Part:
-    key: str
-    """Of its techniques; `no-KEY` for one that the diff takes away."""
+    key: str  # of its techniques; `no-KEY` for one that the diff takes away
     title: str
-    before: Mapping[str, Any]
-    """Field to its value in the predecessor."""
+    before: Mapping[str, Any]  # field to its value in the predecessor
     after: Mapping[str, Any]
     came: tuple[Technique, ...] = ()
     went: tuple[Technique, ...] = ()
@@ -58,7 +52,6 @@ class Part:
         return _acting(with_values(full, self.before), self.went)
 
     def alone(self, base: RunConfig) -> RunConfig:
-        """The older config with this part."""
         return _acting(with_values(base, self.after), self.came)
 
 
@@ -85,29 +78,26 @@ def parts_of(base: RunConfig, full: RunConfig) -> list[Part]:
     differing = {c.field: c for c in changes(base, full) if not c.field.startswith(NEVER_A_PART)}
     switched = [
         (technique, fields)
-        for technique in TECHNIQUES.values()
+        for technique in techniques().values()
         if (technique.key in before) != (technique.key in after)
         and (fields := {switch.field for switch in technique.switches} & set(differing))
     ]
     groups = _connected(_largest(switched, after))
-    left = set(differing) - {field for group in groups for _, fields in group for field in fields}
+    explained: list[set[str]] = [set().union(*(fields for _, fields in group)) for group in groups]
+    pieces = [([technique for technique, _ in group], names) for group, names in zip(groups, explained, strict=True)]
+    pieces.append(([], set(differing).difference(*explained)))
     found = [
-        _part([technique for technique, _ in group], _between(differing, group_fields), after)
-        for group in groups
-        for group_fields in [set().union(*(fields for _, fields in group))]
+        _part(techniques, [change for name, change in differing.items() if name in names], after)
+        for techniques, names in pieces
+        if names
     ]
-    rest = [_part([], _between(differing, left), after)] if left else []
-    return _accepted_together([*found, *rest], base, full)
-
-
-def _between(differing: Mapping[str, Change], fields: set[str]) -> list[Change]:
-    return [change for field, change in differing.items() if field in fields]
+    return _accepted_together(found, base, full)
 
 
 @functools.cache
 def _techniques_of(config: RunConfig) -> frozenset[str]:
     """Keys of the techniques that a config has."""
-    return frozenset(key for key, technique in TECHNIQUES.items() if is_in(technique, config))
+    return frozenset(key for key, technique in techniques().items() if is_in(technique, config))
 
 
 def _part(techniques: list[Technique], fields: list[Change], after: frozenset[str]) -> Part:
@@ -182,9 +172,9 @@ def idle(part: Part, config: RunConfig, *, device: str, ranks: int) -> str | Non
     def waits(field: str) -> str | None:
         if field.startswith(COMPILED_ONLY) and not config.train.compile:
             return "acts on compiled code only, and these runs are not compiled"
-        if field.startswith(RANKS_ONLY) and ranks == 1:
+        if field.startswith("parallel.") and ranks == 1:
             return "acts between processes only, and each of these runs is one"
-        if field.startswith(GPU_ONLY) and device != "cuda":
+        if field == "train.expandable_segments" and device != "cuda":
             return "acts on a GPU only"
         return None
 

@@ -1,6 +1,6 @@
 """Carrying out the runs of a plan: some at a time, going on where an earlier command stopped, ending well on Ctrl-C.
 
-One loop polls the children; there are no threads. A run that fails is told by the last line of its log, and the others
+One loop polls the children; there are no threads. A run that fails is reported by the last line of its log; the others
 go on. The first signal asks every child to save and end; a second one ends them at once.
 """
 
@@ -9,35 +9,40 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
-from paceline.lab.ablate.children import Child, Launch
+from paceline.core.signals import stop_on_signals
+from paceline.lab.ablate.arms import Run
 from paceline.lab.ablate.outcomes import Outcome, outcome_of
-from paceline.lab.ablate.plan import Run
-from paceline.train.stop import stop_on_signals
 
 POLL_S = 0.2
 
 
+class Child(Protocol):
+    def poll(self) -> int | None: ...  # the exit code, or None while it runs
+
+    def ask_to_stop(self) -> None: ...  # it should save and end
+
+    def kill(self) -> None: ...
+
+
+Launch = Callable[[Sequence[str], Path, int], Child]
+"""Starts `paceline train` with these words; what it says goes to the log. The number: which of the jobs it is."""
+
+
 @dataclass
 class Series:
-    """Where a series of runs stands, for whoever shows it."""
-
     folder: Path
-    outcomes: dict[str, Outcome]
-    """By the run's name, in the order of the plan."""
+    outcomes: dict[str, Outcome]  # by the run's name, in the order of the plan
     running: dict[str, Child] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    """Run to what its log ends with."""
-    stopped_by: int | None = None
-    """The signal that ended the series early."""
+    failed: dict[str, str] = field(default_factory=dict)  # run to what its log ends with
+    stopped_by: int | None = None  # the signal that ended the series early
 
     @property
     def to_do(self) -> list[Run]:
-        return [
-            one.run
-            for name, one in self.outcomes.items()
-            if one.state in ("waiting", "unfinished") and name not in self.running and name not in self.failed
-        ]
+        begun = {*self.running, *self.failed}
+        open_ = [one.run for one in self.outcomes.values() if one.state in ("waiting", "unfinished")]
+        return [run for run in open_ if run.name not in begun]
 
 
 def carry_out(
@@ -49,7 +54,6 @@ def carry_out(
     show: Callable[[Series], None] = lambda _: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Run what is to be done, `jobs` at a time."""
     places: dict[str, int] = {}
     try:
         with stop_on_signals() as stop:
@@ -74,21 +78,9 @@ def carry_out(
 def _fill(series: Series, launch: Launch, places: dict[str, int], *, jobs: int) -> None:
     for run in series.to_do[: max(0, jobs - len(series.running))]:
         places[run.name] = next(place for place in range(jobs) if place not in places.values())
-        words = words_of(series.outcomes[run.name], series.folder)
-        series.running[run.name] = launch(words, log_of(series.folder, run), places[run.name])
-
-
-def words_of(outcome: Outcome, folder: Path) -> Sequence[str]:
-    """A run that was begun is resumed; its folder knows the rest."""
-    where = str(folder / outcome.run.name)
-    if outcome.state == "unfinished":
-        return ("--resume", where, "--no-finish")
-    return (*outcome.run.words, "--out", where)
-
-
-def log_of(folder: Path, run: Run) -> Path:
-    """What a run says, beside its folder."""
-    return folder / f"{run.name}.log"
+        where, begun = str(series.folder / run.name), series.outcomes[run.name].state == "unfinished"
+        words = ("--resume", where, "--no-finish") if begun else (*run.words, "--out", where)
+        series.running[run.name] = launch(words, series.folder / f"{run.name}.log", places[run.name])
 
 
 def _collect(series: Series, name: str, *, keep_checkpoints: bool) -> None:
@@ -99,7 +91,7 @@ def _collect(series: Series, name: str, *, keep_checkpoints: bool) -> None:
         if not keep_checkpoints:  # gigabytes at full size, and a finished run is judged by its card
             shutil.rmtree(series.folder / name / "checkpoints", ignore_errors=True)
     elif series.stopped_by is None:
-        series.failed[name] = f"ended with exit code {code}: {_last_line(log_of(series.folder, run))}"
+        series.failed[name] = f"ended with exit code {code}: {_last_line(series.folder / f'{name}.log')}"
 
 
 def _last_line(log: Path) -> str:
@@ -107,4 +99,4 @@ def _last_line(log: Path) -> str:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    return lines[-1].removeprefix("paceline: ") if lines else "it said nothing"
+    return lines[-1].removeprefix("paceline: ") if lines else "no output"

@@ -9,20 +9,8 @@ import itertools
 import re
 from dataclasses import dataclass
 
-from paceline.data.config import BatchConfig
-from paceline.model.config import ModelConfig
-
-CLASSES = (
-    "head_and_loss",
-    "mlp",
-    "attention_projections",
-    "attention",
-    "norms_and_mixes",
-    "optimizer",
-    "data",
-    "other",
-    "idle",
-)
+CLASSES = ("head_and_loss", "mlp", "attention_projections", "attention", "norms_and_mixes",
+           "optimizer", "data", "other", "idle")  # fmt: skip
 """In the order in which they are shown. `other`: embeddings and their gradients, sums of gradients, casts of weights.
 `idle`: nothing runs on the device; on a CPU, Python between operations."""
 
@@ -56,17 +44,8 @@ class Sizes:
     tokens: int
     """Of one micro-batch."""
     sequence_tokens: int
-    head_rows: int
+    lm_head_rows: int
     mlp_width: int
-
-    @classmethod
-    def of(cls, model: ModelConfig, batch: BatchConfig) -> "Sizes":
-        return cls(
-            tokens=batch.micro_sequences * batch.sequence_tokens,
-            sequence_tokens=batch.sequence_tokens,
-            head_rows=model.head_rows,
-            mlp_width=model.mlp_width,
-        )
 
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -83,6 +62,8 @@ class Work:
     """Of that operation's tensors."""
     phase: str = ""
     """`optimizer` or `data`; empty in forward and backward."""
+    seconds: float = 0.0
+    """That it alone is charged with, all profiled steps together."""
 
 
 def class_of(work: Work, sizes: Sizes) -> str:
@@ -112,7 +93,7 @@ def _of_product(shapes: Shapes, sizes: Sizes) -> str | None:
         return None
     if sizes.tokens in sides:
         sides.remove(sizes.tokens)
-    if sizes.head_rows in sides:
+    if sizes.lm_head_rows in sides:
         return "head_and_loss"
     return "mlp" if sizes.mlp_width in sides else "attention_projections"
 
@@ -121,7 +102,7 @@ def _of_elements(shapes: Shapes, sizes: Sizes) -> str | None:
     """Logits and hidden units are known by their last side; one of the MLP's weights has that side too, but no
     tokens before it."""
     for shape in shapes:
-        if len(shape) >= 2 and shape[-1] == sizes.head_rows:
+        if len(shape) >= 2 and shape[-1] == sizes.lm_head_rows:
             return "head_and_loss"
         if len(shape) >= 2 and shape[-1] == sizes.mlp_width and _sees_tokens((shape[:-1],), sizes):
             return "mlp"

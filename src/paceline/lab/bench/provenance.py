@@ -11,8 +11,6 @@ from paceline.metrics.card import card_diff
 
 HARDWARE = ("platform", "cpu", "cores", "memory_bytes", "gpu", "gpu_count", "gpu_memory_bytes")
 """Of the facts about the environment, those about the machine; the others are versions."""
-CLOCK = "gpu_sm_clock_mhz"
-"""Taken under load by the benchmark itself."""
 
 
 def provenance(command: Sequence[str], *, preset: Any, config: Any) -> dict[str, Any]:
@@ -23,7 +21,8 @@ def provenance(command: Sequence[str], *, preset: Any, config: Any) -> dict[str,
     return {
         "what": shlex.join(["paceline", *command[:2]]),
         "hardware": {name: facts[name] for name in HARDWARE if name in facts},
-        "versions": {name: value for name, value in facts.items() if name not in (*HARDWARE, CLOCK)},
+        # the clock is taken under load by the benchmark itself
+        "versions": {name: value for name, value in facts.items() if name not in (*HARDWARE, "gpu_sm_clock_mhz")},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": code.commit,
         "dirty": code.dirty,

@@ -4,6 +4,7 @@ Measured over the server's batcher, so with all that a text costs on the host, b
 followed by another, so that there are always as many as asked for. The clock runs while all of them are being written.
 """
 
+import math
 import os
 import statistics
 import time
@@ -16,25 +17,19 @@ from torch.profiler import ProfilerActivity, profile
 
 from paceline.core.errors import ConfigError
 from paceline.evaluate.config import SamplingConfig
-from paceline.evaluate.load import Written, load_run
 from paceline.evaluate.serving.batcher import Batcher, Event, Stream, make_batcher
 from paceline.metrics.memory import peak_bytes
 from paceline.model.gpt import GPT
-from paceline.train.assemble import inspect_machine
-from paceline.train.config import RunConfig
+from paceline.model.masks import Windows
+from paceline.parallel.machine import inspect_machine
+from paceline.settings.run import RunConfig
+from paceline.settings.schedule import widest_windows
 
 NOISE = 0.02
 """Added to untrained weights: matrices that start at 0 would make all logits equal."""
 PROFILED_STEPS = 8
 LONGEST = 12
 """Kernels that a result names."""
-NEVER = float("inf")
-
-
-@dataclass(frozen=True)
-class Writer:
-    model: GPT
-    window: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +43,7 @@ class SampleCase:
     compiled: bool
 
 
-def untrained(config: RunConfig) -> Writer:
+def untrained(config: RunConfig) -> tuple[GPT, Windows]:
     """A preset's model at its widest window, on the GPU if there is one."""
     resolved, machine = inspect_machine(replace(config, train=replace(config.train, device="auto", compile=False)))
     model = GPT(resolved.model, end_of_text=resolved.data.end_of_text).to(machine.device)
@@ -57,66 +52,53 @@ def untrained(config: RunConfig) -> Writer:
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator, device=machine.device)
             parameter.add_((NOISE * noise).to(parameter.dtype))
-    return Writer(model, resolved.model.window.widest_tokens)
-
-
-def run_to_sample(where: str) -> tuple[Writer, Written]:
-    run = load_run(where)
-    return Writer(run.model, run.window), run.config
+    return model, tuple(widest_windows(resolved).values())
 
 
 def measure_sampling(
-    writer: Writer, case: SampleCase, streams: Sequence[int], *, say: Callable[[str], None]
+    model: GPT, windows: Windows, case: SampleCase, streams: Sequence[int], *, say: Callable[[str], None]
 ) -> dict[str, Any]:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     rows = []
     for count in streams:
         say(f"{count} at once")
-        rows.append(_measure(writer, case, count))
-    settings = {name: value for name, value in asdict(case).items() if name != "compiled"}
+        rows.append(_measure(model, windows, case, count))
     return {
         "step": " and ".join(sorted({row["step"] for row in rows})),
         "threads": torch.get_num_threads(),
         "load_before": load,
-        "settings": settings,
+        "settings": {name: value for name, value in asdict(case).items() if name != "compiled"},
         "streams": rows,
     }
 
 
-def _measure(writer: Writer, case: SampleCase, count: int) -> dict[str, Any]:
-    device, max_tokens = writer.model.embeddings.token.device, writer.model.config.rotary.max_tokens
+def _measure(model: GPT, windows: Windows, case: SampleCase, count: int) -> dict[str, Any]:
+    device, max_tokens = model.embeddings.token.device, model.config.rotary.max_tokens
     if case.prompt_tokens >= max_tokens:
         raise ConfigError(f"--prompt-tokens {case.prompt_tokens:,}: the model has positions for {max_tokens:,}")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
-    batcher = make_batcher(
-        writer.model, window=writer.window, slots=count, max_tokens=max_tokens, compiled=case.compiled
-    )
+    batcher = make_batcher(model, windows=windows, slots=count, max_tokens=max_tokens, compiled=case.compiled)
     prepare_s = time.perf_counter() - started
     crowd = Crowd(batcher, case, count)
-    first_token_s = [crowd.first_token_s() for _ in range(1 + case.repeats)][1:]
+    first_token_s = [crowd.first_token_s() for _ in range(1 + case.repeats)][1:]  # the first one warms up, also below
     crowd.gather()
-    measured = [crowd.rates(case.steps) for _ in range(1 + case.repeats)][1:]  # the first one warms up
-    rates, rates_by_cpu = zip(*measured, strict=True)
+    rates, rates_by_cpu = zip(*[crowd.rates(case.steps) for _ in range(1 + case.repeats)][1:], strict=True)
+    peak, steady = peak_bytes(str(device)), batcher.steady
+    step = "kernel by kernel" if steady is None else f"recorded, {'' if steady.compiled else 'not '}compiled"
     return {
         "streams": count,
-        "step": _step_of(batcher),
+        "step": step,
         "tokens_per_s": statistics.median(rates),
         "lowest_tokens_per_s": min(rates),
         "highest_tokens_per_s": max(rates),
         "tokens_per_cpu_s": statistics.median(rates_by_cpu) if device.type == "cpu" else None,
         "first_token_s": statistics.median(first_token_s),
         "prepare_s": prepare_s,
-        "peak_gib": None if (peak := peak_bytes(str(device))) is None else peak / 2**30,
+        "peak_gib": None if peak is None else peak / 2**30,
         **_kernels(crowd, device),
     }
-
-
-def _step_of(batcher: Batcher) -> str:
-    if batcher.steady is None:
-        return "kernel by kernel"
-    return "recorded, compiled" if batcher.steady.compiled else "recorded, not compiled"
 
 
 class Crowd:
@@ -130,7 +112,7 @@ class Crowd:
         """Of one text that is alone."""
         stream = self._add()
         started = time.perf_counter()
-        while not stream.made and stream in self.batcher.streams + list(self.batcher.waiting):
+        while not stream.made and not self.batcher.idle:
             self.batcher.step()
         taken = time.perf_counter() - started
         self.batcher.drop(stream)
@@ -163,7 +145,7 @@ class Crowd:
         draw = torch.Generator().manual_seed(self.added)
         prompt = torch.randint(model.config.vocab_size, (c.prompt_tokens,), generator=draw).tolist()
         sampling = replace(c.sampling, seed=c.sampling.seed + self.added)
-        stream = Stream(prompt, self.batcher.decoder.max_tokens - c.prompt_tokens, sampling, NEVER)
+        stream = Stream(sampling, prompt, self.batcher.decoder.max_tokens - c.prompt_tokens, math.inf)
         self.added += 1
         self.batcher.add(stream)
         return stream
@@ -182,12 +164,12 @@ def _kernels(crowd: Crowd, device: torch.device) -> dict[str, Any]:
     for event in profiler.events() or []:
         if event.device_type.name == "CUDA":
             seconds.setdefault(event.name, []).append(event.time_range.elapsed_us() / 1e6)
-    longest = sorted(seconds.items(), key=lambda item: -sum(item[1]))[:LONGEST]
+    rows: list[dict[str, Any]] = [
+        {"name": name, "calls": len(each) / PROFILED_STEPS, "seconds": sum(each) / PROFILED_STEPS}
+        for name, each in seconds.items()
+    ]
     return {
-        "kernels_per_step": sum(map(len, seconds.values())) / PROFILED_STEPS,
-        "device_step_s": sum(map(sum, seconds.values())) / PROFILED_STEPS,
-        "longest_kernels": [
-            {"name": name, "calls": len(each) / PROFILED_STEPS, "seconds": sum(each) / PROFILED_STEPS}
-            for name, each in longest
-        ],
+        "kernels_per_step": sum(row["calls"] for row in rows),
+        "device_step_s": sum(row["seconds"] for row in rows),
+        "longest_kernels": sorted(rows, key=lambda row: -row["seconds"])[:LONGEST],
     }

@@ -1,49 +1,52 @@
-"""A step's time depends on the attention window, so it is measured at a few windows of the schedule and averaged with
-the schedule's weights. No torch."""
+"""A step's time depends on its tokens and its attention window, so it is measured at each batch size and at a few
+windows of the schedule and averaged with the schedule's weights. No torch."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-Window = int | None
-"""In tokens; None where the preset has none."""
+from paceline.settings.schedule import StepSettings
 
 
 @dataclass(frozen=True)
 class Point:
-    """A window to measure at."""
+    """A batch size and a window to measure at."""
 
-    window: Window
+    sequences: int
+    window: int | None
+    """The widest of a step, in tokens; None where the preset has none."""
     step: int
-    """A step of the schedule that has this window."""
+    """A step of the schedule that has them."""
     steps: int
-    """Steps of the schedule for which it stands: those with this window, or whose window is nearest to it."""
+    """Steps of the schedule for which it stands: those of this batch size with this window, or the nearest to it."""
 
 
-def points_of(windows: Sequence[Window], limit: int) -> list[Point]:
-    """At most `limit` of the windows that a schedule has at its steps, evenly spaced with both ends among them."""
-    distinct = sorted(set(windows), key=_size)
-    chosen = [distinct[index] for index in _spread(len(distinct), min(limit, len(distinct)))]
-    standing = Counter(min(chosen, key=lambda at: abs(_size(at) - _size(window))) for window in windows)
-    return [Point(window, _middle(windows, window), standing[window]) for window in chosen]
+def points_of(steps: Sequence[StepSettings], limit: int) -> list[Point]:
+    """Of each batch size at most `limit` of the windows of its steps, evenly spaced with both ends among them."""
+    sizes = dict.fromkeys(at.sequences for at in steps)
+    return [point for size in sizes for point in _points([at for at in steps if at.sequences == size], limit)]
 
 
-def mean_over(points: Sequence[Point], seconds: Mapping[Window, float]) -> float:
-    """Mean of a quantity over the whole schedule, from its value at each point."""
-    return sum(seconds[point.window] * point.steps for point in points) / sum(point.steps for point in points)
+def _points(steps: Sequence[StepSettings], limit: int) -> list[Point]:
+    windows = [max(at.windows.values(), default=0) for at in steps]
+    chosen = _spread(sorted(set(windows)), limit)
+    standing = Counter(min(chosen, key=lambda at: abs(at - window)) for window in windows)
+    points = []
+    for window in chosen:
+        having = [at.step for at, found in zip(steps, windows, strict=True) if found == window]
+        points.append(Point(steps[0].sequences, window or None, having[len(having) // 2], standing[window]))
+    return points
 
 
-def _size(window: Window) -> int:
-    return window or 0
-
-
-def _spread(length: int, count: int) -> list[int]:
-    """`count` indices below `length`: the ends and what lies evenly between them; one alone is the middle."""
+def _spread(windows: Sequence[int], limit: int) -> list[int]:
+    """At most `limit` of them: the ends and what lies evenly between them; one alone is the middle."""
+    count, last = min(limit, len(windows)), len(windows) - 1
     if count == 1:
-        return [length // 2]
-    return [round(number * (length - 1) / (count - 1)) for number in range(count)]
+        return [windows[len(windows) // 2]]
+    return [windows[round(number * last / (count - 1))] for number in range(count)]
 
 
-def _middle(windows: Sequence[Window], window: Window) -> int:
-    steps = [step for step, found in enumerate(windows) if found == window]
-    return steps[len(steps) // 2]
+def mean_over(points: Sequence[Point], seconds: Sequence[float]) -> float:
+    """Mean of a quantity over the whole schedule, from its value at each point."""
+    weighted = sum(each * point.steps for point, each in zip(points, seconds, strict=True))
+    return weighted / sum(point.steps for point in points)

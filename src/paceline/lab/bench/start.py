@@ -44,7 +44,10 @@ def measure_start(words: Sequence[str], folder: Path, *, say: Callable[[str], No
     seconds = {}
     for name, cache in (("cold", "an empty"), ("warm", "a filled")):
         say(f"start with {cache} compile cache")
-        seconds[name] = _start(words, folder / name)
+        card = _run(words, folder / name, steps=START_STEPS)
+        if card.startup_s is None or card.first_steps_s is None:
+            raise PacelineError(f"the start cannot be measured: the run ended after {card.steps_done} steps")
+        seconds[name] = card.startup_s + card.first_steps_s
     return seconds
 
 
@@ -54,23 +57,11 @@ def measure_peak(words: Sequence[str], folder: Path, micro_tokens: int, *, say: 
     return _run([*words, "--batch.micro-tokens", str(micro_tokens)], folder / "peak", steps=PEAK_STEPS).peak_bytes
 
 
-def _start(words: Sequence[str], run: Path) -> float:
-    card = _run(words, run, steps=START_STEPS)
-    if card.startup_s is None or card.first_steps_s is None:
-        raise PacelineError(f"the start cannot be measured: the run ended after {card.steps_done} steps")
-    return card.startup_s + card.first_steps_s
-
-
 def _run(words: Sequence[str], run: Path, *, steps: int) -> RunCard:
     """The card of a run that ends after so many steps."""
-    flags = {
-        "--train.stop-after": steps,
-        "--train.free-steps": START_STEPS,
-        "--evaluate.every": None,
-        "--out": run,
-    }
-    command = [sys.executable, "-m", "paceline.cli", "train", *words, "--no-finish"]
-    command += [str(word) for flag in flags.items() for word in flag]
+    ends = ["--train.stop-after", str(steps), "--train.untimed-steps", str(START_STEPS)]
+    command = [sys.executable, "-m", "paceline.cli", "train", *words, *ends]
+    command += ["--no-finish", "--evaluate.every", "None", "--out", str(run)]
     launched = {LAUNCH_VARIABLE: str(time.time())}
     done = subprocess.run(command, env=os.environ | launched, capture_output=True, text=True, check=False)
     if done.returncode:

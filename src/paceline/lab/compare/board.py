@@ -6,32 +6,21 @@ tried is one more chance, the k-th one's p is multiplied by k. Rows that reach t
 those with it, and rows that miss it last. A run that broke a rule of the track, or read other data, is refused by name.
 """
 
-import contextlib
 import statistics
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.checkpoint.run_folder import RunFolder
+from paceline.analysis.facts import code
+from paceline.analysis.groups import Group, groups_of
+from paceline.analysis.runs import LeftOut, StoredRun, read_runs, validations
+from paceline.analysis.statistics import mean_at_most
 from paceline.core.errors import RunError, UserError
 from paceline.core.schema import changes
-from paceline.lab.compare.groups import (
-    Found,
-    Group,
-    LeftOut,
-    code,
-    grouped,
-    hardware,
-    read_cards,
-    recipe_key,
-    that_count,
-    validations,
-)  # fmt: skip
-from paceline.lab.compare.verdicts import RECORDS_LEVEL
-from paceline.lab.statistics import mean_at_most
-from paceline.metrics.card import CARD_FILE, RunCard
+from paceline.lab.compare.compare import RECORDS_LEVEL
+from paceline.metrics.card import CARD_FILE
 
 Standing = Literal["proven", "not proven", "missed"]
 STANDINGS: tuple[Standing, ...] = ("proven", "not proven", "missed")
@@ -42,11 +31,9 @@ class Rules:
     """What runs of a track have in common; without it their times mean different things."""
 
     data_fingerprint: str
-    one_pass: bool
-    """No shard is read twice."""
+    one_pass: bool  # no shard is read twice
     validation_tokens: int
-    free_steps: int
-    """Before the train clock starts."""
+    untimed_steps: int  # before the train clock starts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +49,7 @@ TRACKS = {
             data_fingerprint="8b3e36db60605fdcd34001ee45338525",
             one_pass=True,
             validation_tokens=10_485_760,
-            free_steps=10,
+            untimed_steps=10,
         ),
     )
 }
@@ -71,15 +58,11 @@ TRACKS = {
 @dataclass(frozen=True, kw_only=True)
 class Row:
     standing: Standing
-    train_s: float
-    """Mean train time at `step`."""
-    step: int
-    """The validation that counts: the first to reach the target, or the last."""
-    loss: float
-    """Mean at that step."""
+    train_s: float  # mean train time at `step`
+    step: int  # the validation that counts: the first to reach the target, or the last
+    loss: float  # mean at that step
     stdev: float | None
-    p: float | None
-    """Of a mean above the target, times the validations tried; None with one seed."""
+    p: float | None  # of a mean above the target, times the validations tried; None with one seed
     recipe: str
     hardware: str
     code: str
@@ -99,10 +82,10 @@ class Board:
 
 def board(folders: Sequence[Path], *, track: str | None = None, target: float | None = None) -> Board:
     """The board of the runs anywhere below these folders. Without a track, the one that all of them name."""
-    found, damaged = read_cards(path.parent for folder in folders for path in sorted(folder.rglob(CARD_FILE)))
+    found, damaged = read_runs(path.parent for folder in folders for path in sorted(folder.rglob(CARD_FILE)))
     name = track or _only_track(found, folders)
-    runs, useless = that_count(run for run in found if run.card.track == name)
-    others = len(found) - len(runs) - len(useless)
+    runs = [run for run in found if run.card.track == name]
+    others = len(found) - len(runs)
     remarks = [f"{others} runs of other tracks, or of none, are not shown"] if others else []
     known = TRACKS.get(name)
     goal = target if target is not None else known.target if known else None
@@ -111,20 +94,21 @@ def board(folders: Sequence[Path], *, track: str | None = None, target: float | 
     if known is None:
         remarks.append(f"track {name!r} has no rules on record, so those of most of its runs are taken")
     rules = known.rules if known else _commonest(runs)
-    kept, broken = _by_the_rules(runs, rules)
-    groups, repeated = grouped(kept, key=_row_key)
-    rows = sorted((_row(group, goal) for group in groups), key=lambda row: (STANDINGS.index(row.standing), row.train_s))
+    breaches = {run: _breach(_rules_of(run), rules) for run in runs}
+    broken = [LeftOut(run=run.label, why=why) for run, why in breaches.items() if why]
+    groups = groups_of((run for run, why in breaches.items() if not why), by_machine=True)
+    rows = [_row(group, goal) for group in groups if group.runs]
     return Board(
         track=name,
         target=goal,
         rules=rules,
-        rows=rows,
-        refused=[*damaged, *useless, *broken, *repeated],
+        rows=sorted(rows, key=lambda row: (STANDINGS.index(row.standing), row.train_s)),
+        refused=[*damaged, *broken, *(item for group in groups for item in group.left_out)],
         remarks=remarks,
     )
 
 
-def _only_track(found: Sequence[Found], folders: Sequence[Path]) -> str:
+def _only_track(found: Sequence[StoredRun], folders: Sequence[Path]) -> str:
     names = sorted({run.card.track for run in found if run.card.track is not None})
     if len(names) == 1:
         return names[0]
@@ -134,57 +118,35 @@ def _only_track(found: Sequence[Found], folders: Sequence[Path]) -> str:
     raise RunError(f"{where}: no run names a track; train one with --track NAME")
 
 
-def _rules_of(run: Found) -> Rules:
-    """What the run did, from its card and the config beside it."""
-    config = RunFolder(run.folder).read_config()
+def _rules_of(run: StoredRun) -> Rules | None:
+    """What the run did, from its card and config; None if the config does not say it."""
+    config = run.config
     try:
         return Rules(
             data_fingerprint=run.card.data_fingerprint,
-            one_pass=config["data"]["one_pass"],
-            validation_tokens=config["evaluate"]["tokens"],
-            free_steps=config["train"]["free_steps"],
+            one_pass=config["data.one_pass"],
+            validation_tokens=config["evaluate.tokens"],
+            untimed_steps=config["train.untimed_steps"],
         )
-    except (KeyError, TypeError):
-        raise RunError(
-            f"{run.folder / 'config.json'}: does not say by which rules it ran; the file is damaged"
-        ) from None
+    except KeyError:
+        return None
 
 
-def _commonest(runs: Sequence[Found]) -> Rules:
-    rules = []
-    for run in runs:
-        with contextlib.suppress(UserError):  # refused with its reason by `_by_the_rules`
-            rules.append(_rules_of(run))
-    if not rules:
+def _commonest(runs: Sequence[StoredRun]) -> Rules:
+    counted = Counter(rules for run in runs if (rules := _rules_of(run)) is not None)
+    if not counted:
         raise RunError("no run of this track can be shown: none has a config.json that says by which rules it ran")
-    return Counter(rules).most_common(1)[0][0]
+    return counted.most_common(1)[0][0]
 
 
-def _by_the_rules(runs: Sequence[Found], rules: Rules) -> tuple[list[Found], list[LeftOut]]:
-    kept, broken = [], []
-    for run in runs:
-        try:
-            why = _breach(_rules_of(run), rules)
-        except UserError as error:
-            why = str(error)
-        if why:
-            broken.append(LeftOut(run=run.folder.name, why=why))
-        else:
-            kept.append(run)
-    return kept, broken
-
-
-def _breach(found: Rules, rules: Rules) -> str | None:
-    """Every rule that was not kept, with both values."""
-    broken = [
+def _breach(found: Rules | None, rules: Rules) -> str:
+    """Every rule that was not kept, with both values; empty if all were."""
+    if found is None:
+        return "its config.json does not say by which rules it ran; the file is damaged"
+    return "; ".join(
         f"{change.field.replace('_', ' ')} is {change.after}, the track's is {change.before}"
         for change in changes(rules, found)
-    ]
-    return "; ".join(broken) or None
-
-
-def _row_key(card: RunCard) -> Hashable:
-    return recipe_key(card), hardware(card), code(card)
+    )
 
 
 def _row(group: Group, target: float) -> Row:
@@ -203,10 +165,10 @@ def _row(group: Group, target: float) -> Row:
         stdev=statistics.stdev(losses[step]) if len(tables) > 1 else None,
         p=p,
         recipe=group.recipe,
-        hardware=hardware(group.first),
-        code=code(group.first),
+        hardware=group.first.hardware,
+        code=code(group.first.card),
         seeds=group.seeds,
-        runs=[run.folder.name for run in group.runs],
+        runs=[run.label for run in group.runs],
     )
 
 

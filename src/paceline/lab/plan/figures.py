@@ -8,13 +8,12 @@ the fit is the same wherever the package is installed.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from paceline.core.units import BLOCK_TOKENS
-from paceline.lab.plan.efficiency import StepFigure
 from paceline.lab.plan.gpus import Cluster
-from paceline.lab.plan.memory import MemoryFigure
-from paceline.lab.plan.work import Profile, Setting
+from paceline.lab.plan.work import Setting
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import with_steps
 
@@ -40,60 +39,52 @@ R18_STEPS_BY_BLOCKS = {
 R18_MEAN_STEPS = {"original": 1.032, "plain": 1.036}
 """Over a schedule of 266 steps."""
 H200_PEAKS_GIB = {
-    ("original", "r18-softcap"): 31.1,
-    ("plain", "r18-softcap"): 31.3,
-    ("plain", "r16-block-mask"): 33.3,
-    ("plain", "r14-value-embed"): 35.6,
-    ("plain", "r05-modern-arch"): 30.8,
-    ("fused", "r18-softcap"): 20.41,
+    "original": {"r18-softcap": 31.1},
+    "plain": {"r18-softcap": 31.3, "r16-block-mask": 33.3, "r14-value-embed": 35.6, "r05-modern-arch": 30.8},
+    "fused": {"r18-softcap": 20.41},
 }
 
 
-def step_figures() -> list[StepFigure]:
+@dataclass(frozen=True)
+class Figure:
+    """A measured step, in seconds, or peak of memory, in GiB."""
+
+    source: str
+    setting: Setting
+    measured: float
+
+
+def step_figures() -> list[Figure]:
     """What the efficiencies are fitted on."""
     by_window = [
-        StepFigure(
-            f"{whose}, r18-softcap, 1 H200, window {blocks}", _at("r18-softcap", ONE_H200, whose, blocks), step_s
-        )
+        _own("r18-softcap", whose, step_s, f"window {blocks}", window_tokens=blocks * BLOCK_TOKENS)
         for whose, steps in R18_STEPS_BY_BLOCKS.items()
         for blocks, step_s in steps.items()
     ]
-    means = [
-        StepFigure(f"{whose}, r18-softcap, 1 H200, mean", _track(whose), step_s)
-        for whose, step_s in R18_MEAN_STEPS.items()
-    ]
-    return [*_public(PUBLIC_STEPS_MS), *by_window, *means]
+    short = with_steps(preset("r18-softcap"), 266)
+    means = [_own("r18-softcap", whose, step_s, "mean", config=short) for whose, step_s in R18_MEAN_STEPS.items()]
+    return [*_public(PUBLIC_STEPS_MS, per_unit=1e3), *by_window, *means]
 
 
-def held_out_figures() -> list[StepFigure]:
-    return _public(HELD_OUT_STEPS_MS)
+def held_out_figures() -> list[Figure]:
+    return _public(HELD_OUT_STEPS_MS, per_unit=1e3)
 
 
-def _public(steps_ms: Mapping[str, float]) -> list[StepFigure]:
+def memory_figures() -> list[Figure]:
+    own = [_own(name, whose, gib) for whose, peaks in H200_PEAKS_GIB.items() for name, gib in peaks.items()]
+    return [*_public(PUBLIC_PEAKS_MIB, per_unit=MIB_PER_GIB), *own]
+
+
+def _public(figures: Mapping[str, float], *, per_unit: float) -> list[Figure]:
     return [
-        StepFigure(f"public log, {name}, 8 H100", _at(name, EIGHT_H100, "original"), step_ms / 1e3)
-        for name, step_ms in steps_ms.items()
+        Figure(f"public log, {name}, 8 H100", _at(name, EIGHT_H100, "original"), figure / per_unit)
+        for name, figure in figures.items()
     ]
 
 
-def memory_figures() -> list[MemoryFigure]:
-    public = [
-        MemoryFigure(f"public log, {name}, 8 H100", _at(name, EIGHT_H100, "original"), mib / MIB_PER_GIB)
-        for name, mib in PUBLIC_PEAKS_MIB.items()
-    ]
-    own = [
-        MemoryFigure(f"{whose}, {name}, 1 H200", _at(name, ONE_H200, whose), gib)
-        for (whose, name), gib in H200_PEAKS_GIB.items()
-    ]
-    return [*public, *own]
+def _own(name: str, whose: str, measured: float, *parts: str, **changes: Any) -> Figure:
+    return Figure(", ".join((whose, name, "1 H200", *parts)), replace(_at(name, ONE_H200, whose), **changes), measured)
 
 
-def _at(name: str, cluster: Cluster, whose: str, blocks: int | None = None) -> Setting:
-    profile: Profile = "fast" if whose == "fused" else "reference"
-    window = None if blocks is None else blocks * BLOCK_TOKENS
-    return Setting(config=preset(name), cluster=cluster, profile=profile, window_tokens=window)
-
-
-def _track(whose: str) -> Setting:
-    at = _at("r18-softcap", ONE_H200, whose)
-    return replace(at, config=with_steps(at.config, 266))
+def _at(name: str, cluster: Cluster, whose: str) -> Setting:
+    return Setting(config=preset(name), cluster=cluster, profile="fast" if whose == "fused" else "reference")

@@ -13,7 +13,7 @@ from paceline.core.errors import ConfigError
 from paceline.metrics.flops import DENSE_BF16_FLOPS
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Gpu:
     driver_name: str
     fp32_tflops: float
@@ -31,28 +31,18 @@ class Gpu:
 
 
 GPUS = {
-    "b200": Gpu(driver_name="NVIDIA B200", fp32_tflops=80, memory_gb_s=8000, memory_gib=179.1,
-                link_gb_s=900, node_gb_s=400, price=5.00),
-    "h200": Gpu(driver_name="NVIDIA H200", fp32_tflops=67, memory_gb_s=4800, memory_gib=139.8,
-                link_gb_s=450, node_gb_s=400, price=3.00),
-    "h100": Gpu(driver_name="NVIDIA H100 80GB HBM3", fp32_tflops=67, memory_gb_s=3350, memory_gib=79.2,
-                link_gb_s=450, node_gb_s=400, price=2.50),
-    "h100-pcie": Gpu(driver_name="NVIDIA H100 PCIe", fp32_tflops=51, memory_gb_s=2000, memory_gib=79.2,
-                     link_gb_s=64, node_gb_s=50, price=2.20),
-    "a100": Gpu(driver_name="NVIDIA A100-SXM4-80GB", fp32_tflops=19.5, memory_gb_s=2039, memory_gib=79.2,
-                link_gb_s=300, node_gb_s=200, price=1.50),
-    "a100-40": Gpu(driver_name="NVIDIA A100-SXM4-40GB", fp32_tflops=19.5, memory_gb_s=1555, memory_gib=39.4,
-                   link_gb_s=300, node_gb_s=200, price=1.20),
-    "l40s": Gpu(driver_name="NVIDIA L40S", fp32_tflops=91.6, memory_gb_s=864, memory_gib=44.5,
-                link_gb_s=32, node_gb_s=25, price=1.00),
-    "l4": Gpu(driver_name="NVIDIA L4", fp32_tflops=30.3, memory_gb_s=300, memory_gib=22.0,
-              link_gb_s=32, node_gb_s=12.5, price=0.60),
-    "5090": Gpu(driver_name="NVIDIA GeForce RTX 5090", fp32_tflops=105, memory_gb_s=1792, memory_gib=31.4,
-                link_gb_s=64, node_gb_s=12.5, price=0.70),
-    "4090": Gpu(driver_name="NVIDIA GeForce RTX 4090", fp32_tflops=82.6, memory_gb_s=1008, memory_gib=23.6,
-                link_gb_s=32, node_gb_s=12.5, price=0.45),
-    "3090": Gpu(driver_name="NVIDIA GeForce RTX 3090", fp32_tflops=35.6, memory_gb_s=936, memory_gib=23.6,
-                link_gb_s=32, node_gb_s=12.5, price=0.25),
+    # fp32 TFLOP/s, memory in GB/s and GiB, link and node in GB/s, price
+    "b200":      Gpu("NVIDIA B200",                80, 8000, 179.1, 900,  400, 5.00),
+    "h200":      Gpu("NVIDIA H200",                67, 4800, 139.8, 450,  400, 3.00),
+    "h100":      Gpu("NVIDIA H100 80GB HBM3",      67, 3350,  79.2, 450,  400, 2.50),
+    "h100-pcie": Gpu("NVIDIA H100 PCIe",           51, 2000,  79.2,  64,   50, 2.20),
+    "a100":      Gpu("NVIDIA A100-SXM4-80GB",    19.5, 2039,  79.2, 300,  200, 1.50),
+    "a100-40":   Gpu("NVIDIA A100-SXM4-40GB",    19.5, 1555,  39.4, 300,  200, 1.20),
+    "l40s":      Gpu("NVIDIA L40S",              91.6,  864,  44.5,  32,   25, 1.00),
+    "l4":        Gpu("NVIDIA L4",                30.3,  300,  22.0,  32, 12.5, 0.60),
+    "5090":      Gpu("NVIDIA GeForce RTX 5090",   105, 1792,  31.4,  64, 12.5, 0.70),
+    "4090":      Gpu("NVIDIA GeForce RTX 4090",  82.6, 1008,  23.6,  32, 12.5, 0.45),
+    "3090":      Gpu("NVIDIA GeForce RTX 3090",  35.6,  936,  23.6,  32, 12.5, 0.25),
 }  # fmt: skip
 
 

@@ -7,11 +7,13 @@ blocks of window give 2.00 / 5.39 / 8.34 visited ones, and 10 M tokens of Englis
 
 import functools
 import math
+import statistics
 from collections import Counter
 
 from paceline.core.units import BLOCK_TOKENS
-from paceline.metrics.flops import sampled_steps
-from paceline.model.config import ModelConfig
+from paceline.settings.model import ModelConfig, WindowKind
+from paceline.settings.run import RunConfig
+from paceline.settings.schedule import sampled_steps, tokens_before, windows_at
 
 DOCUMENT_TOKENS = 650.0
 """Mean length of a document: English web pages and articles, GPT-2's tokens."""
@@ -19,24 +21,29 @@ LOG_SPREAD = 1.5
 """Standard deviation of the logarithm of the length."""
 
 
-def mean_visited_keys(model: ModelConfig, *, sequence_tokens: int, steps: int, document_tokens: float) -> float:
-    """Over a run in which the window grows; of a very long one, over an even sample of its steps."""
-    sample = sampled_steps(steps)
-    windows = Counter(model.window.tokens_at(step, steps) for step in sample)
-    visited = {w: visited_keys(model, w, sequence_tokens, document_tokens) for w in windows}
-    return sum(visited[window] * count for window, count in windows.items()) / len(sample)
+def mean_visited_keys(run: RunConfig, *, document_tokens: float) -> dict[WindowKind, float]:
+    """By window kind, averaged over the tokens of a run in which windows and batches change; of a very long one, over
+    an even sample of its steps."""
+    names: list[WindowKind] = list(run.model.windows) or ["short"]
+    kinds: dict[WindowKind, Counter[int]] = {kind: Counter() for kind in names}
+    for step in sampled_steps(run.steps):
+        tokens, windows = tokens_before(run, step + 1) - tokens_before(run, step), windows_at(run, step)
+        for kind, counted in kinds.items():
+            counted[windows.get(kind, 0)] += tokens
+
+    def visited(window_tokens: int) -> float:
+        return visited_keys(run.model, window_tokens, run.batch.sequence_tokens, document_tokens)
+
+    return {kind: sum(visited(w) * n for w, n in counted.items()) / counted.total() for kind, counted in kinds.items()}
 
 
 def visited_keys(model: ModelConfig, window_tokens: int, sequence_tokens: int, document_tokens: float) -> float:
     """At one window, averaged over the queries of a sequence."""
-    blocks = -(-sequence_tokens // BLOCK_TOKENS)
-    reach = blocks if model.window.unit == "none" else min(blocks, _blocks_in(model.window.unit, window_tokens))
+    blocks, reach = -(-sequence_tokens // BLOCK_TOKENS), -(-window_tokens // BLOCK_TOKENS)
+    if model.window.unit == "tokens":  # reaches into one block more
+        reach = 1 + -(-(window_tokens - 1) // BLOCK_TOKENS)
+    reach = blocks if model.window.unit == "none" else min(blocks, reach)
     return BLOCK_TOKENS * _visited_blocks(blocks, reach, document_tokens if model.document_mask else math.inf)
-
-
-def _blocks_in(unit: str, window_tokens: int) -> int:
-    """Blocks that some query of a block sees. A window counted in tokens reaches into one more."""
-    return -(-window_tokens // BLOCK_TOKENS) if unit != "tokens" else 1 + -(-(window_tokens - 1) // BLOCK_TOKENS)
 
 
 @functools.cache
@@ -51,8 +58,5 @@ def _share_older(age_tokens: int, document_tokens: float) -> float:
     if age_tokens <= 0 or document_tokens == math.inf:
         return 1.0
     above = (math.log(document_tokens / age_tokens) + LOG_SPREAD**2 / 2) / LOG_SPREAD
-    return _normal(above) - age_tokens / document_tokens * _normal(above - LOG_SPREAD)
-
-
-def _normal(z: float) -> float:
-    return (1 + math.erf(z / math.sqrt(2))) / 2
+    share_below = statistics.NormalDist().cdf
+    return share_below(above) - age_tokens / document_tokens * share_below(above - LOG_SPREAD)

@@ -7,20 +7,21 @@ from the kernels of record 18's step on one H200, trimmed until memory's efficie
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from paceline.data.config import BatchConfig
 from paceline.lab.plan.gpus import Cluster
 from paceline.lab.plan.visits import DOCUMENT_TOKENS, mean_visited_keys, visited_keys
-from paceline.metrics.flops import block_matrix_weights
-from paceline.model.config import DType, ModelConfig
-from paceline.parallel.share import share_of_batch
-from paceline.train.config import RunConfig
+from paceline.parallel.batch_split import rank_batch
+from paceline.settings.data import BatchConfig
+from paceline.settings.groups import param_groups, rules
+from paceline.settings.model import ModelConfig, WindowKind
+from paceline.settings.run import RunConfig
+from paceline.settings.schedule import largest_batch, tokens_before
+from paceline.settings.spec import DTYPE_BYTES, describe
 
 Profile = Literal["reference", "fast"]
 Resource = Literal["products", "attention", "memory", "newton_schulz", "link", "fixed"]
-BYTES: dict[DType, int] = {"bf16": 2, "fp32": 4}
 
 LAUNCH_S = 5e-6
 """Gap before a small kernel."""
@@ -31,7 +32,7 @@ LAUNCHES_PER_MATRIX = 22
 ALIGNED, MISALIGNED_COST = 8, 2.0
 """Rows of a head that are no multiple of 8 leave its rows of bf16 logits off the 16-byte steps that fast products load.
 The cost is a guess, taken because record 4, which has such a head, is 16 % slower than foretold without it."""
-ADAM_CROSSINGS, MUON_CROSSINGS = 7.0, 10.0
+CROSSINGS_OF_RULE = {"adam": 7.0, "muon": 10.0}
 """How often an update crosses memory, in sizes of what it moves: weight and slots read and written, the gradient read;
 for Muon also the stacked gradients, directions and results."""
 TILE, PROCESSORS = 128, 132
@@ -39,28 +40,17 @@ TILE, PROCESSORS = 128, 132
 EVERY_RANK_COMPUTES_ALL = ("r04-muon", "r05-modern-arch")
 """Their scripts orthogonalise every matrix on every rank; those since record 6, and ours, share them."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Crossings:
-    """How often a profile's kernels cross memory, in widths of their tensor."""
-
-    logits_bytes: float
-    """Bytes of a logit outside of the products."""
-    hidden: float
-    """MLP's hidden values."""
-    heads: float
-    """Queries, keys and values between projection and attention."""
-    stream: float = 20.0
-    """The residual stream in a block: mixes, norms, sums."""
-    skip: float = 7.0
-    attention: float = 12.0
-    """Queries, keys, values, outputs and their gradients in the attention kernels."""
-
-
-CROSSINGS = {
-    "reference": Crossings(logits_bytes=14, hidden=5, heads=16),
-    "fast": Crossings(logits_bytes=6, hidden=0, heads=12),  # activation inside the products, no fp32 logits
-}
+# How often kernels cross memory, in widths of their tensor:
+STREAM_CROSSINGS, SKIP_CROSSINGS = 20.0, 7.0
+"""The residual stream in a block (mixes, norms, sums), and a skip."""
+ATTENTION_CROSSINGS = 12.0
+"""Queries, keys, values, outputs and their gradients in the attention kernels."""
+HEADS_CROSSINGS = {"reference": 16.0, "fast": 12.0}
+"""Queries, keys and values between projection and attention."""
+HIDDEN_CROSSINGS = {"reference": 5.0, "fast": 0.0}
+"""MLP's hidden values: the fast activation is inside the products."""
+LOGITS_BYTES = {"reference": 14.0, "fast": 6.0}
+"""Bytes of a logit outside of the products: the fast ones are never fp32."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +75,13 @@ class Setting:
 
     @property
     def tokens(self) -> int:
-        """Of a step, on one GPU."""
-        return self.config.batch.tokens // self.cluster.gpus
+        """Of a step, on one GPU; of a run whose batches change size, the mean."""
+        return tokens_before(self.config, self.config.steps) // self.config.steps // self.cluster.gpus
 
     @property
     def share(self) -> BatchConfig:
-        """Of a step, what one GPU does."""
-        return share_of_batch(self.config.batch, self.cluster.gpus, self.config.parallel.split_sequence)
+        """Of the largest step, what one GPU does."""
+        return rank_batch(largest_batch(self.config), self.cluster.gpus, self.config.parallel.context_parallel)
 
     @property
     def micro_tokens(self) -> int:
@@ -99,7 +89,7 @@ class Setting:
 
     @property
     def compiled(self) -> bool:
-        return self.config.train.compile and (self.cluster.gpus == 1 or not self.config.parallel.talks_inside)
+        return self.config.train.compile and (self.cluster.gpus == 1 or self.config.parallel.context_parallel == 1)
 
     @property
     def shares_matrices(self) -> bool:
@@ -118,55 +108,55 @@ def computation(at: Setting) -> list[Work]:
     """Forward and backward passes of all micro-batches."""
     again = 4 / 3 if at.config.train.recompute else 1.0  # a second forward pass, of the blocks
     return [
-        *(Work(work.kind, work.resource, work.seconds * again) for work in (*_mlp(at), *_attention(at), _stream(at))),
+        *(replace(work, seconds=work.seconds * again) for work in _blocks(at)),
         *_head(at),
         _embeddings(at),
         Work("idle", "fixed", LAUNCH_S * LAUNCHES_PER_LAYER * at.config.model.num_layers * at.tokens / at.micro_tokens),
     ]
 
 
-def _mlp(at: Setting) -> list[Work]:
-    m = at.config.model
-    flops = 6 * 2 * m.width * m.mlp_width * m.num_layers * at.tokens
-    crossed = CROSSINGS[at.profile].hidden * m.mlp_width * m.num_layers
-    return [Work("mlp", "products", flops / at.flops_per_s), Work("mlp", "memory", _seconds(at, crossed))]
-
-
-def _attention(at: Setting) -> list[Work]:
-    m, passes = at.config.model, CROSSINGS[at.profile]
-    layers = m.num_layers - len(m.attentionless)
-    weights = 2 * m.width * (m.width + m.kv_width) * layers
-    attending = 12 * _keys(at) * m.width * layers * at.tokens  # two products forward, twice that backward
-    joined = (m.width + 2 * m.kv_width) / 3 * layers
+def _blocks(at: Setting) -> list[Work]:
+    model, profile, weights = at.config.model, at.profile, describe(at.config.model).product_weights
+    keys = _keys(at)
+    attending = sum(  # two products forward, twice that backward
+        6 * keys[s.window] * s.num_heads * (s.qk_dim + s.v_dim) for s in model.attending
+    )
+    joined = sum((s.q_width + s.k_width + s.v_width) / 3 for s in model.attending)
+    hidden = sum(layer.mlp_width for layer in model.layers)
     return [
-        Work("attention_projections", "products", 6 * weights * at.tokens / at.flops_per_s),
-        Work("norms_and_mixes", "memory", _seconds(at, passes.heads * joined)),
-        Work("attention", "attention", attending / at.flops_per_s),
-        Work("attention", "memory", _seconds(at, passes.attention * joined)),
+        _products(at, "mlp", weights("mlp")),
+        _crossings(at, "mlp", HIDDEN_CROSSINGS[profile] * hidden),
+        _products(at, "attention_projections", weights("attention_projections")),
+        _crossings(at, "norms_and_mixes", HEADS_CROSSINGS[profile] * joined),
+        Work("attention", "attention", attending * at.tokens / at.flops_per_s),
+        _crossings(at, "attention", ATTENTION_CROSSINGS * joined),
+        _stream(at),
     ]
 
 
-def _keys(at: Setting) -> float:
-    model, length = at.config.model, at.config.batch.sequence_tokens
+def _keys(at: Setting) -> dict[WindowKind, float]:
+    """Keys that attention works on for a query, by window kind."""
+    c, length = at.config, at.config.batch.sequence_tokens
     if at.window_tokens is not None:
-        return visited_keys(model, at.window_tokens, length, at.document_tokens)
-    return mean_visited_keys(model, sequence_tokens=length, steps=at.config.steps, document_tokens=at.document_tokens)
+        return dict.fromkeys(("short", "long"), visited_keys(c.model, at.window_tokens, length, at.document_tokens))
+    return mean_visited_keys(c, document_tokens=at.document_tokens)
 
 
 def _stream(at: Setting) -> Work:
-    m, passes = at.config.model, CROSSINGS[at.profile]
+    m = at.config.model
     mixed = m.precision.mode == "autocast" and m.precision.compute == "bf16"
     wide = 1.5 if mixed else 1.0  # the stream is fp32 then, what the branches read and write is not
-    crossed = (passes.stream * m.num_layers + (passes.skip * m.num_layers / 2 if m.unet_skips else 0)) * m.width
-    return Work("norms_and_mixes", "memory", wide * _seconds(at, crossed))
+    crossed = STREAM_CROSSINGS * m.num_layers + (SKIP_CROSSINGS * m.num_layers / 2 if m.unet_skips else 0)
+    return _crossings(at, "norms_and_mixes", wide * crossed * m.width)
 
 
 def _head(at: Setting) -> list[Work]:
     m = at.config.model
-    cost = MISALIGNED_COST if m.head_rows % ALIGNED and m.precision.compute == "bf16" else 1.0
+    cost = MISALIGNED_COST if m.lm_head_rows % ALIGNED and m.precision.compute == "bf16" else 1.0
+    logits_bytes = LOGITS_BYTES[at.profile] * m.lm_head_rows * at.tokens
     return [
-        Work("head_and_loss", "products", cost * 6 * m.head_rows * m.width * at.tokens / at.flops_per_s),
-        Work("head_and_loss", "memory", CROSSINGS[at.profile].logits_bytes * m.head_rows * at.tokens / at.bytes_per_s),
+        _products(at, "head_and_loss", cost * m.lm_head_rows * m.width),
+        Work("head_and_loss", "memory", logits_bytes / at.bytes_per_s),
     ]
 
 
@@ -174,26 +164,41 @@ def _embeddings(at: Setting) -> Work:
     """Lookups and their gradients (an fp32 sum into a dense table, cleared and rounded for each micro-batch), the sum
     of gradients over micro-batches, and the weights in the compute format."""
     m, micro_batches = at.config.model, at.tokens / at.micro_tokens
-    row = m.width + m.kv_width * sum(table is not None for table in m.value_table_of_layer)
+    row = m.width + sum(s.v_width for s in m.attending if s.value_table is not None)
     lookups = 14 * row * at.tokens
-    per_micro_batch = 10 * row * m.embedding_rows + 6 * _matrix_weights(m) + 3 * (matrix_bytes(m) + table_bytes(m))
+    per_micro_batch = 10 * row * m.embedding_rows + 6 * describe(m).product_weights()
+    per_micro_batch += 3 * (matrix_bytes(m) + table_bytes(m))
     return Work("other", "memory", (lookups + per_micro_batch * micro_batches) / at.bytes_per_s)
 
 
-def _seconds(at: Setting, widths_per_token: float) -> float:
+def _products(at: Setting, kind: str, weights: float) -> Work:
+    """Of every token with so many weights: 2 FLOP forward and 4 backward each."""
+    return Work(kind, "products", 6 * weights * at.tokens / at.flops_per_s)
+
+
+def _crossings(at: Setting, kind: str, widths_per_token: float) -> Work:
     """Of so many numbers in the compute format for each token."""
-    return widths_per_token * BYTES[at.config.model.precision.compute] * at.tokens / at.bytes_per_s
+    crossed_bytes = widths_per_token * DTYPE_BYTES[at.config.model.precision.compute] * at.tokens
+    return Work(kind, "memory", crossed_bytes / at.bytes_per_s)
 
 
 def optimizer(at: Setting) -> list[Work]:
-    model, muon = at.config.model, at.config.optim.matrices == "muon"
-    tables = table_bytes(model) / (at.cluster.gpus if at.config.parallel.shard_adam else 1)
-    moved = ADAM_CROSSINGS * tables + (MUON_CROSSINGS if muon else ADAM_CROSSINGS) * matrix_bytes(model)
+    model, rule = at.config.model, matrix_rule(at.config)
+    tables = table_bytes(model) / (at.cluster.gpus if at.config.parallel.zero1 else 1)
+    crossings = CROSSINGS_OF_RULE.get(rule)
+    if crossings is None:  # not measured: weights and slots read and written, the gradient read
+        crossings = 3.0 + 2.0 * rules()[rule].slot_bytes((1024, 1024), 4) / (4 * 1024**2)
+    moved = CROSSINGS_OF_RULE["adam"] * tables + crossings * matrix_bytes(model)
     work = [Work("optimizer", "memory", moved / at.bytes_per_s)]
-    if muon:
+    if rule == "muon":
         for (rows, columns), count in matrix_shapes(model).items():
             work += _orthogonalised(at, rows, columns, count)
     return work
+
+
+def matrix_rule(config: RunConfig) -> str:
+    """The rule that moves the matrices."""
+    return param_groups(config.optim, describe(config.model).groups)["matrices"].rule
 
 
 def _orthogonalised(at: Setting, rows: int, columns: int, count: int) -> list[Work]:
@@ -211,25 +216,13 @@ def _orthogonalised(at: Setting, rows: int, columns: int, count: int) -> list[Wo
 
 def matrix_shapes(m: ModelConfig) -> Counter[tuple[int, int]]:
     """(rows, columns) of what Muon moves, to their number; a joined projection counts as its parts."""
-    attentions = m.num_layers - len(m.attentionless)
-    shapes: Counter[tuple[int, int]] = Counter()
-    shapes[m.width, m.width] += 2 * attentions
-    shapes[m.kv_width, m.width] += 2 * attentions
-    shapes[m.mlp_width, m.width] += m.num_layers
-    shapes[m.width, m.mlp_width] += m.num_layers
-    return shapes
-
-
-def _matrix_weights(m: ModelConfig) -> int:
-    return block_matrix_weights(m) + m.head_rows * m.width
+    return Counter(shape for p in describe(m).parameters if p.group == "matrices" for shape in p.matrices())
 
 
 def matrix_bytes(m: ModelConfig) -> int:
-    """Of the blocks' matrices, which are kept in fp32."""
-    return 4 * block_matrix_weights(m)
+    return describe(m).nbytes("matrices")
 
 
 def table_bytes(m: ModelConfig) -> int:
     """Of embeddings and head, in the format in which they, their gradients and each of their moments are kept."""
-    embeddings = m.embedding_rows * (m.width + m.num_value_tables * m.kv_width)
-    return BYTES[m.precision.embeddings] * embeddings + (0 if m.tied_head else 4 * m.head_rows * m.width)
+    return describe(m).nbytes("embeddings", "value_embeddings", "lm_head")

@@ -148,9 +148,6 @@ const page = (() => {
     const timed = known("wall"), sized = known("peak");
     drawParts("wall-time", timed.map((g) => g.label), data.parts, timed.map((g) => g.wall), "Seconds since launch");
     drawParts("memory", sized.map((g) => g.label), ["peak memory, GiB"], sized.map((g) => [g.peak / 2 ** 30]), "GiB");
-    const classes = [...new Set(data.benches.flatMap((bench) => Object.keys(bench.shares)))];
-    drawParts("bench", data.benches.map((b) => b.label), classes.map((name) => name.replaceAll("_", " ")),
-      data.benches.map((b) => classes.map((name) => (b.shares[name] ?? 0) * b.s)), "Seconds of a step");
   }
   function drawWaterfall({ waterfall: bars }, number) {
     const id = `waterfall-${number}`;

@@ -1,18 +1,20 @@
-"""The top of the page: what it is about, and what its reader has to know before believing a number."""
+"""What the page is about and what its reader has to know before believing a number; at its end the configuration, as
+the difference that a comparison is about, and the environment."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from paceline.report.markup import Markup, Node, element
-from paceline.report.recipe import recipe
-from paceline.report.runs import Run
-from paceline.report.subject import Subject
-from paceline.report.words import remarks, some
+from paceline.analysis.facts import fact, seconds, setting, some, version_line
+from paceline.analysis.groups import experiment
+from paceline.report.markup import Markup, Node, details, element, stacked, values_table
+from paceline.report.subject import Run, Subject, differing
+from paceline.report.summary_text import remarks
 
 
-def about(subject: Subject, title: str) -> list[Node]:
+def about(subject: Subject) -> list[Node]:
     return [
-        element("header", element("h1", title), *(_about_run(run) for run in subject.runs if subject.only)),
-        element("p", _about_many(subject), class_="quiet") if len(subject.runs) > 1 else None,
+        element("header", element("h1", subject.title), _about_run(subject.only) if subject.only else None),
+        _about_many(subject) if len(subject.runs) > 1 else None,
         _listed(subject.left_out, "Left out, because it cannot be read"),
         _listed([*subject.notes, *([] if subject.only else remarks(subject))], "Before reading on"),
         _notes(subject.runs),
@@ -21,31 +23,30 @@ def about(subject: Subject, title: str) -> list[Node]:
 
 def _about_run(run: Run) -> Markup:
     card = run.card
-    state = None
-    if not card.finished:
-        word = "Unfinished" if card.ended is None else "Stopped"
-        state = element("span", f"{word}: {run.steps_done:,} of {card.steps:,} steps. ", class_="unfinished")
+    word = "Unfinished" if card.ended is None else "Stopped"
+    state = element("span", f"{word}: {run.steps_done:,} of {card.steps:,} steps. ", class_="unfinished")
+    track = [f"track {card.track}"] if card.track else []
+    own = [f"{change.field} {setting(change.after)}" for change in card.diff if change.field not in ("seed", "track")]
+    recipe = ", ".join([f"preset {card.preset}", *track, f"seed {card.seed}", *([some(own)] if own else [])])
     began = card.started[:16].replace("T", " ")
-    return element("p", f"{recipe(card)}, started {began}. ", state, class_="quiet")
+    return element("p", f"{recipe}, started {began}. ", None if card.finished else state, class_="quiet")
 
 
-def _about_many(subject: Subject) -> str:
-    runs, groups = subject.runs, subject.groups
-    presets = some(list(dict.fromkeys(run.card.preset for run in runs)))
-    alike = f"{len(groups)} groups of like runs" if len(groups) > 1 else "all alike but for the seed"
-    return f"{len(runs)} runs of {presets}; {alike}."
+def _about_many(subject: Subject) -> Markup:
+    presets, count = some(list(dict.fromkeys(run.card.preset for run in subject.runs))), len(subject.groups)
+    alike = f"{count} groups of like runs" if count > 1 else "all alike but for the seed"
+    return element("p", f"{len(subject.runs)} runs of {presets}; {alike}.", class_="quiet")
 
 
 def _notes(runs: Sequence[Run]) -> Markup | None:
-    """Each note of a card once, with who has it. Most say what a machine chose, so they are folded, unless a single
-    run is unfinished and they may say why."""
+    """Each note of a card once, with the runs that have it; in the open if a single run is unfinished, since they may
+    say why."""
     notes = list(dict.fromkeys(note for run in runs for note in run.card.notes))
     if not notes:
         return None
     items = [element("li", f"{_owners(runs, note)}{note.rstrip('.')}.") for note in notes]
     title = f"Notes on the card{'s' if len(runs) > 1 else ''} ({len(notes)})"
-    unfinished = len(runs) == 1 and not runs[0].card.finished
-    return element("details", element("summary", title), element("ul", *items), open=unfinished)
+    return details(title, element("ul", *items), is_open=len(runs) == 1 and not runs[0].card.finished)
 
 
 def _owners(runs: Sequence[Run], note: str) -> str:
@@ -60,3 +61,49 @@ def _listed(sentences: Sequence[str], title: str) -> Markup | None:
         return None
     items = [element("li", sentence) for sentence in sentences]
     return element("div", element("strong", title), element("ul", *items), class_="mind", role="note")
+
+
+def configuration(subject: Subject) -> list[Node]:
+    if subject.only:
+        return [element("h2", "Configuration"), *_settings(subject.only, subject.only.config)]
+    names, first = differing(subject.groups), subject.runs[0]
+    shared = {name: value for name, value in first.config.items() if name not in {*names, "seed"}}
+    differences = element("p", "Nothing but the seed: these runs have one configuration.")
+    if names:
+        rows = [(name, [setting(experiment(group.first).get(name)) for group in subject.groups]) for name in names]
+        table = stacked(["Field", *(group.label for group in subject.groups)], rows, class_="values")
+        differences = element("div", table, class_="scroll", tabindex="0", role="region", aria_label="What differs")
+    same = element("h2", "What is the same")
+    return [element("h2", "What differs"), differences, same, *_settings(first, shared)]
+
+
+def _settings(run: Run, values: dict[str, Any]) -> list[Node]:
+    """What differs from the preset in the open; every value, with those marked, behind one click."""
+    changed = {change.field: change.before for change in run.card.diff if change.field in values}
+    was = {name: element("span", f"preset: {setting(before)}", class_="was") for name, before in changed.items()}
+    every = [(name, setting(value), was.get(name)) for name, value in values.items()]
+    short, headings = [row for row in every if row[0] in changed], ("Field", "Value")
+    what = f"{len(changed)} of {len(every)} values differ from" if changed else "Every value is that of"
+    return [
+        element("p", f"{what} preset {run.card.preset}.", class_="quiet"),
+        values_table(short, headings) if short else None,
+        details("All values", values_table(every, headings)),
+    ]
+
+
+def environment(subject: Subject) -> list[Node]:
+    heading = element("h2", "Environment")
+    if (run := subject.only) is not None:
+        starts = {"launch to first step": run.card.startup_s, "free first steps": run.card.first_steps_s}
+        rows = [*_machine(run), *((name, seconds(value), None) for name, value in starts.items())]
+        return [heading, values_table(rows)]
+    alike: dict[tuple[tuple[str, str, None], ...], list[str]] = {}
+    for run in subject.runs:
+        alike.setdefault(_machine(run), []).append(run.label)
+    return [heading, *(details(some(labels), values_table(machine)) for machine, labels in alike.items())]
+
+
+def _machine(run: Run) -> tuple[tuple[str, str, None], ...]:
+    known = dict(fact(name, value) for name, value in run.card.environment.items())
+    known |= {"code": version_line(run.card.code_version), "data": run.card.data_fingerprint}
+    return tuple((name, value, None) for name, value in known.items())

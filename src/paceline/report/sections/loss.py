@@ -1,33 +1,30 @@
-"""The loss curves over four axes, their values as tables, and the schedule beside the speed."""
+"""The loss curves over four axes, their values as tables, what `paceline evaluate` found, the schedule beside the
+speed, and samples."""
 
-from collections.abc import Sequence
+import math
+from typing import Any
 
-import numpy as np
-
-from paceline.metrics.card import LOSS_COLUMNS
-from paceline.report.charts import is_thinned, loss_points
-from paceline.report.facts import UNKNOWN, number, seconds
-from paceline.report.groups import Group
-from paceline.report.markup import Markup, Node, element
-from paceline.report.runs import Run
-from paceline.report.subject import Subject
-from paceline.report.tables import folded, scrolling
+from paceline.analysis.facts import UNKNOWN, number, seconds
+from paceline.analysis.groups import Group
+from paceline.metrics.card import POSITION_COLUMNS, Evaluation
+from paceline.report.charts import loss_points
+from paceline.report.markup import Markup, Node, chart, details, element, folded, scrolling
+from paceline.report.subject import Run, Subject
 
 TABS = {"step": "Steps", "tokens": "Tokens", "train": "Train time", "wall": "Wall time"}
-TABLED_SEEDS = 8
-"""Columns of a table of validations; a larger group has its mean, lowest and highest instead."""
+KINDS = {"validation": "validation data", "text": "text", "hellaswag": "HellaSwag", "task": "task"}
 
 
 def loss(subject: Subject) -> list[Node]:
     if not any(len(run.curves.steps["step"]) or len(run.curves.evals["step"]) for run in subject.runs):
         return [element("h2", "Loss"), element("p", "Nothing is recorded yet.", class_="quiet")]
-    chart = element("div", id="loss", class_="chart", role="img", aria_label="Loss curves; the tables have the values")
+    drawn = element("div", id="loss", class_="chart", role="img", aria_label="Loss curves; the tables have the values")
     return [
         element("h2", "Loss"),
         element(
             "div",
             _tabs(),
-            element("div", chart, id="loss-panel", role="tabpanel", aria_labelledby="axis-step"),
+            element("div", drawn, id="loss-panel", role="tabpanel", aria_labelledby="axis-step"),
             element("div", id="legend", role="group", aria_label="Groups shown") if not subject.only else None,
             *_switches(subject),
             class_="panel",
@@ -40,23 +37,23 @@ def loss(subject: Subject) -> list[Node]:
 def _switches(subject: Subject) -> list[Markup]:
     whole = element("input", type="checkbox", id="whole")
     switches = [element("label", whole, "Show the first steps too", class_="switch")]
-    if any(len(group.runs) > 1 for group in subject.groups):
+    if any(len(group.members) > 1 for group in subject.groups):
         each = element("input", type="checkbox", id="each")
         switches.append(element("label", each, "Show each run", class_="switch"))
     return switches
 
 
 def _how_drawn(subject: Subject) -> str:
-    """What a line is: needed to read it rightly."""
     said = ["The training loss is smoothed; marks are validations."]
-    if any(len(group.runs) > 1 for group in subject.groups):
+    if any(len(group.members) > 1 for group in subject.groups):
         said.append(
             "Of a group its mean is drawn, with a band from the lowest to the highest of its finished runs; thin lines "
             "are runs that are not in the mean."
         )
-    if is_thinned(subject.runs):
+    points = loss_points(len(subject.runs))
+    if any(len(run.curves.steps["step"]) > points for run in subject.runs):
         said.append(
-            f"Long curves are thinned to {loss_points(len(subject.runs)):,} points: of each stretch the lowest and the "
+            f"Long curves are thinned to {points:,} points: of each stretch the lowest and the "
             f"highest, so that no spike is lost. Means and tables are from all steps."
         )
     return " ".join(said)
@@ -83,45 +80,60 @@ def _table_of_run(run: Run) -> Markup | None:
     if not run.card.losses:
         return None
     titles = ("Step", "Validation loss", "Bits per byte", "Train time", "Wall time")
-    forms = (",.0f", ".4f", ".4f", None, None)
     rows = [
-        [_cell(value, form) for value, form in zip(row, forms, strict=True)]
-        for row in run.card.losses
-        if len(row) == len(LOSS_COLUMNS)
+        [number(step, ",.0f"), number(val_loss, ".4f"), number(val_bpb, ".4f"), seconds(train_s), seconds(wall_s)]
+        for step, val_loss, val_bpb, train_s, wall_s in (row for row in run.card.losses if len(row) == len(titles))
     ]
-    return element("details", element("summary", "Validation as a table"), scrolling(titles, rows, label="Validation"))
+    return details("Validation as a table", scrolling(titles, rows, label="Validation"))
 
 
-def _cell(value: float | None, form: str | None) -> str:
-    return seconds(value) if form is None else number(value, form)
-
-
-def _table_of_group(group: Group) -> Markup | None:
+def _table_of_group(group: Group[Run]) -> Markup | None:
     """A row per step at which any of them was validated."""
-    losses = [dict(zip(r.curves.evals["step"], r.curves.evals["val_loss"], strict=True)) for r in group.runs]
+    losses = [dict(zip(r.curves.evals["step"], r.curves.evals["val_loss"], strict=True)) for r in group.members]
     steps = sorted({step for one in losses for step in one})
     if not steps:
         return None
-    every = {step: [one.get(step, np.nan) for one in losses] for step in steps}
-    if len(group.runs) <= TABLED_SEEDS:
-        headings = ["Step", *(f"seed {run.card.seed}" for run in group.runs)]
-        rows = [[f"{step:,.0f}", *map(_loss, values)] for step, values in every.items()]
-    else:
-        headings = ["Step", "Runs", "Mean", "Lowest", "Highest"]
-        rows = [[f"{step:,.0f}", *_summary(np.array(values))] for step, values in every.items()]
+    headings = ["Step", *(f"seed {run.card.seed}" for run in group.members)]
+    rows = [[f"{step:,.0f}", *(_number(one.get(step)) for one in losses)] for step in steps]
     title = f"Validation as a table: {group.label}"
-    return element("details", element("summary", title), scrolling(headings, rows, label=title))
+    return details(title, scrolling(headings, rows, label=title))
 
 
-def _loss(value: float) -> str:
-    return UNKNOWN if np.isnan(value) else f"{value:.4f}"
+def evaluations(subject: Subject) -> list[Node]:
+    judged = [(run, one) for run in subject.runs for one in run.card.evaluations]
+    if not judged:
+        return []
+    headings = ("Run", "What", "Step", "Figures")
+    rows = [[run.label, f"{KINDS[one.kind]} {one.name}", f"{one.step:,}", _figures(one)] for run, one in judged]
+    places = [_places(run, one) for run, one in judged if one.positions]
+    return [
+        element("h2", "Judged after training"),
+        *folded(f"{len(rows)} evaluations", [scrolling(headings, rows, label="Evaluations")]),
+        *folded("Loss by place in the document", places),
+    ]
 
 
-def _summary(values: np.ndarray) -> list[str]:
-    there = values[~np.isnan(values)]
-    if not len(there):
-        return ["0", *[UNKNOWN] * 3]
-    return [f"{len(there)}", *map(_loss, (there.mean(), there.min(), there.max()))]
+def _figures(one: Evaluation) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in one.figures.items())
+
+
+def _number(value: Any) -> str:
+    if type(value) is int:
+        return f"{value:,}"
+    return f"{value:.4f}" if isinstance(value, float) and math.isfinite(value) else UNKNOWN
+
+
+def _places(run: Run, one: Evaluation) -> Markup:
+    title = f"Loss by place in the document: {run.label}, {one.name}"
+    rows = [_bucket(dict(zip(POSITION_COLUMNS, row, strict=False))) for row in one.positions]
+    table = scrolling(("Tokens before", "Window", "Tokens", "Loss"), rows, label=title)
+    return details(title, table)
+
+
+def _bucket(bucket: dict[str, Any]) -> list[Node]:
+    first, last = (_number(bucket.get(name)) for name in ("first", "last"))
+    inside = "inside" if bucket.get("inside_window") else "beyond"
+    return [f"{first} to {last}", inside, _number(bucket.get("tokens")), _number(bucket.get("loss"))]
 
 
 def schedule(subject: Subject) -> list[Node]:
@@ -133,27 +145,19 @@ def schedule(subject: Subject) -> list[Node]:
         "allocated": ("Memory allocated on the GPU (GiB)", any((s["allocated_bytes"] > 0).any() for s in steps)),
     }
     shown = {name: title for name, (title, is_there) in titles.items() if is_there}
-    return [element("h2", "Schedule and speed, by step"), _small_charts(shown)] if shown else []
+    panels = [chart(name, title, heading=element("h3", title)) for name, title in shown.items()]
+    return [element("h2", "Schedule and speed, by step"), element("div", *panels, class_="row")] if shown else []
 
 
-def _small_charts(titles: dict[str, str]) -> Markup:
-    panels = [
-        element("div", element("h3", title), element("div", id=name, class_="chart", role="img", aria_label=title),
-                class_="panel")
-        for name, title in titles.items()
-    ]  # fmt: skip
-    return element("div", *panels, class_="row")
-
-
-def samples(runs: Sequence[Run]) -> list[Node]:
-    written = [run for run in runs if run.card.sample]
+def samples(subject: Subject) -> list[Node]:
+    written = {
+        run.label: element("div", element("pre", run.card.sample, class_="sample"), class_="panel")
+        for run in subject.runs
+        if run.card.sample
+    }
     if not written:
         return []
-    if len(runs) == 1:
-        return [element("h2", "What the model wrote"), _sample(runs[0])]
-    texts = [element("details", element("summary", run.label), _sample(run)) for run in written]
+    if subject.only:
+        return [element("h2", "What the model wrote"), *written.values()]
+    texts = [details(label, text) for label, text in written.items()]
     return [element("h2", "What the models wrote"), *folded(f"{len(written)} samples", texts)]
-
-
-def _sample(run: Run) -> Markup:
-    return element("div", element("pre", run.card.sample, class_="sample"), class_="panel")

@@ -1,51 +1,64 @@
-"""Figures of one run; of several a row per group, one per run, and the statistics in words."""
+"""Figures of one run; of several a row per group, one per run, and the statistics in words; on the live page what is
+trained now; and what it cost: where the wall time went, and memory."""
 
-import statistics as plain
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from paceline.analysis.facts import UNKNOWN, beside_bits_per_byte, number, seconds, some
+from paceline.analysis.groups import Group
 from paceline.core.units import human_bytes, human_count
-from paceline.metrics.card import RunCard
-from paceline.report.facts import UNKNOWN, beside_bits_per_byte, number, seconds
-from paceline.report.groups import Group
-from paceline.report.markup import Markup, Node, element
-from paceline.report.runs import Run
-from paceline.report.subject import Subject
-from paceline.report.tables import OPEN_ROWS, folded, stacked
-from paceline.report.words import Statistics, mean_loss, sentences
+from paceline.metrics.meter import seconds_left
+from paceline.report.charts import MOST_BARS, PARTS, wall_parts
+from paceline.report.markup import OPEN_ROWS, Markup, Node, chart, details, element, folded, stacked
+from paceline.report.subject import Run, Subject, mean_time
+from paceline.report.summary_text import mean_loss, sentences
 
-PALETTE = 9
-"""Colours of groups in assets/report.css, from --run-0 on."""
+PALETTE = 9  # colours of groups in assets/report.css, from --run-0 on
+RUNNING = ("Run", "Step", "Training loss", "Validation loss", "Tokens per second", "Left")
 CLOCKS = "Train time counts the steps only, after the free first ones; wall time counts everything since launch."
 
 
-def results(subject: Subject, statistics: Statistics | None) -> list[Node]:
+def results(subject: Subject) -> list[Node]:
     if subject.only:
-        return [_figures(subject.only)]
-    every = _runs_table(subject)
-    behind = element("details", element("summary", f"All {len(subject.runs)} runs"), every)
+        cells = [
+            element("div", element("dt", name), element("dd", value), element("dd", meaning))
+            for name, (value, meaning) in figures(subject.only).items()
+        ]
+        return [element("dl", *cells, class_="figures")]
+    group_of = {run: number for number, group in enumerate(subject.groups) for run in group.members}
+    shown = {run: figures(run) for run in subject.runs}
+    rows = [
+        (named(group_of[run], run.label), [str(run.card.seed), *(value for value, _ in row.values())])
+        for run, row in shown.items()
+    ]
+    every = stacked(("Run", "Seed", *shown[subject.runs[0]]), rows)
+    behind = details(f"All {len(subject.runs)} runs", every)
     if len(subject.groups) < len(subject.runs):
-        tables: list[Node] = [_groups_table(subject.groups, statistics), behind]
+        tables: list[Node] = [_groups_table(subject.groups), behind]
     else:
         tables = [behind if len(subject.runs) > OPEN_ROWS else every]
-    return [element("h2", "Results"), *tables, element("p", CLOCKS, class_="quiet small"), *_words(subject, statistics)]
+    words = [element("p", sentence) for sentence in sentences(subject.groups)]
+    lines = [element("h3", "In words"), *folded(f"All {len(words)} sentences", words)] if words else []
+    return [element("h2", "Results"), *tables, element("p", CLOCKS, class_="quiet small"), *lines]
 
 
 def figures(run: Run) -> dict[str, tuple[str, str]]:
     """The headline: name to (value, what it means)."""
     card = run.card
-    free = run.config.get("train.free_steps", "the free")
+    free = run.config.get("train.untimed_steps", "the free")
     tokens = max([card.tokens, *run.curves.steps["tokens"][-1:]])
     beside = beside_bits_per_byte(card) if card.finished else ""
     batch = f"{run.steps_done:,} steps, {human_count(tokens)} tokens"
+    used = "" if card.mfu is None or not run.is_timed else f"; {card.mfu:.1%} of the GPU's bf16 peak"
+    memory = "allocated on the GPU" if (card.device or "").startswith("cuda") else "resident, whole process"
     return {
         "Validation loss": _validated(run, card.val_loss, "nats per token"),
         "Bits per byte": _validated(run, card.val_bpb, "comparable between tokenizers" + (beside and f"; {beside}")),
         "Train time": (seconds(run.train_s), f"steps only, from step {free} on; no validation, no saving"),
         "Wall time": (seconds(run.wall_s), "everything since launch"),
-        "Tokens per second": (number(_rate(run), ",.0f"), "over the timed steps" + _utilisation(run)),
+        "Tokens per second": (number(_rate(run), ",.0f"), f"over the timed steps{used}"),
         "Training": (f"{run.steps_done / max(1, card.steps):.0%}", batch),
         "Parameters": (human_count(card.parameters), f"{card.parameters:,}"),
-        "Peak memory": (UNKNOWN if card.peak_bytes is None else human_bytes(card.peak_bytes), _memory_kind(card)),
+        "Peak memory": (UNKNOWN if card.peak_bytes is None else human_bytes(card.peak_bytes), memory),
     }
 
 
@@ -66,67 +79,97 @@ def _rate(run: Run) -> float | None:
     return known[0] if known and run.is_timed else None
 
 
-def _utilisation(run: Run) -> str:
-    mfu = run.card.mfu if run.is_timed else None
-    return "" if mfu is None else f"; {mfu:.1%} of the GPU's bf16 peak"
-
-
-def _memory_kind(card: RunCard) -> str:
-    return "allocated on the GPU" if (card.device or "").startswith("cuda") else "resident, whole process"
-
-
-def _figures(run: Run) -> Markup:
-    cells = [
-        element("div", element("dt", name), element("dd", value), element("dd", meaning))
-        for name, (value, meaning) in figures(run).items()
-    ]
-    return element("dl", *cells, class_="figures")
-
-
-def _groups_table(groups: Sequence[Group], statistics: Statistics | None) -> Markup:
-    """Means of the judged runs."""
+def _groups_table(groups: Sequence[Group[Run]]) -> Markup:
     headings = ("Group", "Runs", "Validation loss", "95 % interval", "Train time", "Wall time", "Tokens per second")
 
-    def mean(group: Group, value: Callable[[Run], float | None]) -> float | None:
-        known = [found for run in group.judged if (found := value(run)) is not None]
-        return plain.fmean(known) if known else None
-
-    def row(index: int, group: Group) -> tuple[Node, list[Node]]:
-        counted = len(group.losses)
-        all_of = f"{counted}" if counted == len(group.runs) else f"{counted} of {len(group.runs)}"
-        loss = plain.fmean(group.losses) if group.losses else None
-        times = (mean(group, lambda run: run.train_s), mean(group, lambda run: run.wall_s))
-        cells = [all_of, number(loss, ".4f"), _interval(group, statistics), *map(seconds, times)]
-        return named(index, group.label), [*cells, number(mean(group, _rate), ",.0f")]
+    def row(index: int, group: Group[Run]) -> tuple[Node, list[Node]]:
+        counted, every = len(group.runs), len(group.members)
+        all_of = f"{counted}" if counted == every else f"{counted} of {every}"
+        loss, mean = group.mean if counted else None, mean_loss(group)
+        between = UNKNOWN if mean is None else f"{mean.low:.4f} to {mean.high:.4f}"
+        interval = "one seed only" if counted == 1 else between
+        times = mean_time(group, lambda run: run.train_s), mean_time(group, lambda run: run.wall_s)
+        cells = [all_of, number(loss, ".4f"), interval, *map(seconds, times)]
+        return named(index, group.label), [*cells, number(mean_time(group, _rate), ",.0f")]
 
     return stacked(headings, [row(index, group) for index, group in enumerate(groups)])
 
 
-def _interval(group: Group, statistics: Statistics | None) -> str:
-    if len(group.losses) == 1:
-        return "one seed only"
-    estimate = mean_loss(group, statistics) if statistics else None
-    return UNKNOWN if estimate is None else f"{estimate.low:.4f} to {estimate.high:.4f}"
-
-
-def _runs_table(subject: Subject) -> Markup:
-    """A row per run; on a phone each row becomes a small block with its own labels."""
-    group_of = {id(run): number for number, group in enumerate(subject.groups) for run in group.runs}
-    every = [(run, figures(run)) for run in subject.runs]
-    rows = [
-        (named(group_of[id(run)], run.label), [str(run.card.seed), *(value for value, _ in row.values())])
-        for run, row in every
-    ]
-    return stacked(("Run", "Seed", *every[0][1]), rows)
-
-
 def named(index: int, label: str) -> Markup:
-    """A group's colour in the charts, and its name."""
     style = f"background:var(--run-{index % PALETTE})"
     return element("span", element("span", class_="key", style=style, aria_hidden="true"), label)
 
 
-def _words(subject: Subject, statistics: Statistics | None) -> list[Node]:
-    said = sentences(subject.groups, statistics) if statistics else []
-    lines = folded(f"All {len(said)} sentences", [element("p", sentence) for sentence in said])
-    return [element("h3", "In words"), *lines] if said else []
+def running(subject: Subject) -> list[Node]:
+    """Nothing of a run that has the page to itself: its figures are on top anyway."""
+    if not subject.running or (subject.only and not subject.ablations):
+        return []
+    rows = [(run.label, _running_row(run)) for run in subject.running]
+    return [element("h2", "Running now"), stacked(RUNNING, rows)]
+
+
+def _running_row(run: Run) -> list[Node]:
+    smooth, rates = run.smooth_loss[-1:].tolist(), run.curves.steps["tokens_per_s"][-1:].tolist()
+    tokens_per_step = run.config.get("batch.tokens")
+    rate = next((rate for rate in rates if rate > 0), None)
+    left_s = None
+    if rate is not None and isinstance(tokens_per_step, int):
+        left_s = seconds_left(run.card.steps - run.steps_done, tokens_per_step, rate)
+    return [
+        f"{run.steps_done:,} of {run.card.steps:,}",
+        next((f"{loss:.4f}" for loss in smooth if loss == loss), UNKNOWN),
+        figures(run)["Validation loss"][0],
+        number(rate, ",.0f"),
+        seconds(left_s),
+    ]
+
+
+def cost(subject: Subject) -> list[Node]:
+    return [*_time(subject), *_memory(subject)]
+
+
+def _time(subject: Subject) -> list[Node]:
+    groups = subject.groups
+    if not any(any(wall_parts(group)) for group in groups):
+        return []
+    rows = [
+        (named(index, group.label), [*map(seconds, wall_parts(group)), number(mean_time(group, _step_seconds), ".4f")])
+        for index, group in enumerate(groups)
+    ]
+    mean = "" if subject.only else " Means over the finished runs of a group, where hardware and code are equal."
+    return [
+        element("h2", "Where the time went"),
+        chart("wall-time", "Wall time by part; the table below has the values", "chart bars"),
+        details("As a table", stacked(("Runs", *(part.capitalize() for part in PARTS), "Seconds of a step"), rows)),
+        element("p", f"Compilation counts to the free first steps.{mean}{_cut(groups)}", class_="quiet small"),
+    ]
+
+
+def _memory(subject: Subject) -> list[Node]:
+    """Of one run it stands among the figures."""
+    peaks = [[run.card.peak_bytes for run in group.members if run.card.peak_bytes] for group in subject.groups]
+    if subject.only or not any(peaks):
+        return []
+    hardware = [some(sorted({run.hardware for run in group.members})) for group in subject.groups]
+    rows = [
+        (named(index, group.label), [human_bytes(max(peak)) if peak else UNKNOWN, on])
+        for index, (group, peak, on) in enumerate(zip(subject.groups, peaks, hardware, strict=True))
+    ]
+    what = "The largest of a group's runs: allocated on a GPU, on a CPU the resident size of the process."
+    return [
+        element("h2", "Peak memory"),
+        chart("memory", "Peak memory; the table below has the values", "chart bars"),
+        details("As a table", stacked(("Runs", "Peak memory", "On"), rows)),
+        element("p", what + _cut(subject.groups), class_="quiet small"),
+    ]
+
+
+def _cut(groups: Sequence[Group[Run]]) -> str:
+    return f" The chart has the first {MOST_BARS} groups, the table all." if len(groups) > MOST_BARS else ""
+
+
+def _step_seconds(run: Run) -> float | None:
+    card = run.card
+    if not run.is_timed or not card.tokens_per_s or not card.steps_done:
+        return None
+    return card.tokens / card.steps_done / card.tokens_per_s

@@ -1,0 +1,35 @@
+"""Sub-layers by kernels of our own, in the place of the plain twins in `model/`."""
+
+from torch import Tensor
+
+from paceline.backends.attention_plans import OverRanges
+from paceline.kernels.attention_block import attend_joined
+from paceline.kernels.mlp_fused import mlp_fused as mlp_kernel
+from paceline.kernels.qkv_rope import heads_fused
+from paceline.model.attention import Attend, SelfAttention
+from paceline.model.block import MLP
+from paceline.model.ops import torch_dtype
+from paceline.model.rotary import RotaryCosSin
+
+
+def mlp_fused(mlp: MLP, x: Tensor, stream: Tensor) -> Tensor:
+    dtype = torch_dtype(mlp.config.precision.compute)
+    return stream + mlp_kernel(x.flatten(0, -2).to(dtype), mlp.up.to(dtype), mlp.down.to(dtype)).view(x.shape)
+
+
+def attention_fused(
+    module: SelfAttention, x: Tensor, stream: Tensor, value_embed: Tensor | None, rotary: RotaryCosSin, attend: Attend
+) -> tuple[Tensor, Tensor | None]:
+    """Over ranges, everything up to the attended values is one operation."""
+    c, s = module.config, module.shape
+    dtype = torch_dtype(c.precision.compute)
+    rows = None if value_embed is None else value_embed.flatten(0, 1)
+    mix = None if c.value_path == "plain" else module.value_mix
+    inputs = (x.flatten(0, -2).to(dtype), module.joined_projection().to(dtype), rows, mix, rotary.cos, rotary.sin)
+    heads = (s.num_heads, s.kv_heads, s.qk_dim)
+    if isinstance(attend, OverRanges):
+        seen = attend.of(module.layer)
+        y = attend_joined(*inputs, seen.first_key, seen.end_query, c.qk_norm_eps, heads, scale=s.scale)
+        return module.add_output(stream, y.view(*x.shape[:-1], *y.shape[1:])), None
+    q, k, v = (part.unflatten(0, x.shape[:-1]) for part in heads_fused(*inputs, c.qk_norm_eps, heads))
+    return module.add_output(stream, attend(module.layer, q, k, v)), None

@@ -1,0 +1,183 @@
+"""Every back end by operation: whether it can be used, how it is built, what it keeps for the backward pass. No torch.
+
+An operation is a module of this package with a tuple `BACKENDS`, in the order in which `auto` prefers them; the last
+works everywhere. The doctor, the choice at the start of a run, the memory model and the planner read these entries;
+nothing else compares names. A back end that the user names is used or refused, never replaced in silence.
+"""
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from paceline.core import probe
+from paceline.core.errors import ConfigError
+from paceline.core.probe import Choice
+from paceline.settings.model import AttentionLayer, DType, LayerConfig, ModelConfig
+from paceline.settings.spec import DTYPE_BYTES
+
+Operation = Literal["attention", "qkv", "mlp", "lm_head", "matmul", "orthogonalise"]
+OPERATIONS: tuple[Operation, ...] = ("matmul", "attention", "qkv", "mlp", "lm_head", "orthogonalise")
+"""In the order in which they are chosen: a later one may ask what an earlier one is."""
+FLAGS: dict[Operation, str] = {
+    "attention": "--attention.backend",
+    "qkv": "--qkv.backend",
+    "mlp": "--mlp.backend",
+    "lm_head": "--lm-head.backend",
+    "matmul": "--matmul.backend",
+    "orthogonalise": "--train.custom-kernels",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a back end is asked for."""
+
+    model: ModelConfig
+    device: str
+    """cpu or cuda."""
+    compute: DType
+    """Format of products on this device."""
+    compiled: bool = False
+    custom_kernels: bool = True
+    """Whether `auto` may take kernels of our own."""
+    deterministic: bool = False
+    matmul: str = "reference"
+    """The back end of single products, once that is chosen."""
+    lm_head_chunk_tokens: int | None = None
+    fa3_library: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What the bytes that a back end keeps depend on."""
+
+    model: ModelConfig
+    layer: LayerConfig | None
+    sequence_tokens: int
+    micro_sequences: int
+    compiled: bool
+    lm_head_chunk_tokens: int | None = None
+
+    @property
+    def compute_bytes(self) -> int:
+        return DTYPE_BYTES[self.model.precision.compute]
+
+    @property
+    def attention(self) -> AttentionLayer:
+        assert self.layer is not None
+        assert self.layer.attention is not None
+        return self.layer.attention
+
+
+def nothing(_: Request) -> str | None:
+    return None
+
+
+def no_bytes(_: Kept) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    name: str
+    build: Callable[[Request], Any]
+    """What the model or the optimizer is given; imports what it needs."""
+    why_not: Callable[[Request], str | None] = nothing
+    """Why it cannot be used; None: it can."""
+    pays_not: Callable[[Request], str | None] = nothing
+    """Why `auto` passes it over, although it can be used by name."""
+    reason: Callable[[Request], str] = lambda _: "plain PyTorch"
+    """Why `auto` takes it, where it can be used."""
+    kept: Callable[[Kept], float] = no_bytes
+    """Bytes of one token that its backward pass needs; of `lm_head`, of all tokens of a micro-batch."""
+    beyond: Callable[[Kept], float] = no_bytes
+    """Of `lm_head`: bytes that exist beyond these at the fullest moment."""
+    custom: bool = False
+    """A kernel of our own, which --train.no-custom-kernels keeps `auto` from taking."""
+    automatic: bool = True
+    """Whether `auto` takes it at all."""
+    windows_on_host: bool = False
+    """Launches with the windows as numbers: where they lie on the device, it waits for them in every layer."""
+
+
+def imported(module: str, name: str) -> Callable[[Request], Any]:
+    """A `build` that gives `name` of a module, which is imported only then."""
+    return lambda _: getattr(importlib.import_module(f"paceline.{module}"), name)
+
+
+def custom_backend(
+    build: Callable[[Request], Any], misfit: Callable[[Request], str | None] = nothing,
+    *, kept: Callable[[Kept], float] = no_bytes, beyond: Callable[[Kept], float] = no_bytes,
+) -> Backend:  # fmt: skip
+    """`fused`, by kernels of our own, where these can be used and `misfit` knows nothing against the model."""
+
+    def why_not(request: Request) -> str | None:
+        verdict = probe.own_kernels(request.device)
+        if not verdict.usable:
+            return verdict.reason
+        if request.compute != "bf16":
+            return f"it computes in bf16, not {request.compute}"
+        if request.matmul != "reference":
+            return f"single products are computed by {request.matmul}"
+        return misfit(request)
+
+    def reason(request: Request) -> str:
+        return f"our kernel; {probe.own_kernels(request.device).reason}"
+
+    return Backend(name="fused", build=build, why_not=why_not, reason=reason, kept=kept, beyond=beyond, custom=True)
+
+
+def backends(operation: Operation) -> tuple[Backend, ...]:
+    found: tuple[Backend, ...] = importlib.import_module(f"paceline.backends.{operation}").BACKENDS
+    return found
+
+
+def find(operation: Operation, name: str) -> Backend:
+    known = {backend.name: backend for backend in backends(operation)}
+    if name not in known:
+        raise ConfigError(f"{FLAGS[operation]} {name}: no such back end; there are auto, {', '.join(known)}")
+    return known[name]
+
+
+def choose(operation: Operation, requested: str, request: Request) -> Choice:
+    """The back end for a setting: the one that is named, if it can be used, or what `auto` takes and why."""
+    flag = FLAGS[operation]
+    if requested != "auto":
+        named = find(operation, requested)
+        if (against := named.why_not(request)) is not None:
+            raise ConfigError(f"{flag} {requested} cannot be used: {against}; use {flag} auto")
+        return Choice(name=requested, reason=f"asked for by {flag} {requested}")
+    passed_over = ""
+    for backend, against in judged(operation, request):
+        if against is None:
+            return Choice(name=backend.name, reason=backend.reason(request) + passed_over)
+        if backend.custom:
+            passed_over += f"; not {backend.name}: {against}"
+    raise AssertionError(f"the last back end of {operation} works everywhere")
+
+
+def judged(operation: Operation, request: Request) -> Iterator[tuple[Backend, str | None]]:
+    """Those that `auto` considers, each with what is against it."""
+    for backend in backends(operation):
+        if backend.automatic and (request.custom_kernels or not backend.custom):
+            yield backend, backend.why_not(request) or backend.pays_not(request)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The back ends of a run, by operation."""
+
+    matmul: Choice
+    attention: Choice
+    qkv: Choice
+    mlp: Choice
+    lm_head: Choice
+    orthogonalise: Choice
+
+    def build(self, operation: Operation, request: Request) -> Any:
+        return find(operation, getattr(self, operation).name).build(request)
+
+    @property
+    def windows_on_host(self) -> bool:
+        return find("attention", self.attention.name).windows_on_host

@@ -1,0 +1,147 @@
+"""`paceline compare`, `board`, `report` and `watch`: what runs show, without torch."""
+
+import contextlib
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from paceline.checkpoint.run_folder import RUNS, RunFolder, open_run
+from paceline.commands.output import answer
+from paceline.core.command_line import Positional, parse
+from paceline.core.errors import ConfigError, RunError
+from paceline.metrics.card import CARD_FILE
+from paceline.settings.limits import PORT, Limit, Limited, at_least
+
+COMPARE_HELP = """Say what finished runs show: spread, noise floor, whether the mean loss is at most a target, which
+groups differ, how many more runs would settle it.
+
+example: paceline compare runs/a-0 runs/a-1 runs/b-0 runs/b-1 --target 3.28
+
+Runs that differ in the seed only form a group. Each look is recorded in .looks.json beside the runs, because optional
+stopping inflates false positives; give --planned N at the first look, and only the N-th run decides."""
+BOARD_HELP = """Rank the runs of a track by train time to the target, with their evidence.
+
+example: paceline board runs --track en-140M
+
+Runs whose data or rules differ from the track's are refused by name."""
+REPORT_HELP = """Write one self-contained page about runs and ablations, seeds of one configuration together.
+
+example: paceline report runs/demo runs/demo-2 --out compare.html"""
+WATCH_HELP = """Show the runs of a folder in the browser while they are trained. Only this machine can reach the page.
+
+example: paceline watch runs --port 8008
+
+From elsewhere, through a tunnel: ssh -L 8008:localhost:8008 HOST, then http://localhost:8008/."""
+
+LOSS = Limit("is not a loss; give a number such as 3.28", math.isfinite)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareArgs(Limited, prefix="--"):
+    runs: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN [RUN ...]")]]
+    """Folders of runs, or their names under runs/."""
+    target: Annotated[float | None, LOSS] = None
+    """Test that the mean loss is at most this, by the records' rule (p < 0.01)."""
+    planned: Annotated[int | None, at_least(2).saying("one run shows no spread")] = None
+    """Runs of each group that were planned before the first result was seen."""
+    json: bool = False
+    """For programs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoardArgs(Limited, prefix="--"):
+    folders: Positional[tuple[Path, ...]] = (RUNS,)
+    """Folders with runs, at any depth."""
+    track: str | None = None
+    """Which track; by default the one that the runs name."""
+    target: Annotated[float | None, LOSS] = None
+    """Loss to reach; by default the track's own."""
+    json: bool = False
+    """For programs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportArgs:
+    runs: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="[RUN ...]")]] = ("latest",)
+    """Folders of runs or ablations, their names under runs/, or `latest`."""
+    out: Path | None = None
+    """File to write; by default report.html in the folder given, or here when there are several."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchArgs(Limited, prefix="--"):
+    folder: Positional[Path] = RUNS
+    """Where the runs are, or will be; an ablation's folder, or a run's own, will do, too."""
+    port: Annotated[int, PORT] = 8008
+    """Of the page; 0 takes any that is free."""
+    newest: Annotated[int, at_least(1)] = 24
+    """Runs to show: those written to last."""
+
+    def check(self) -> None:
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ConfigError(f"{self.folder}: is a file; give the folder of runs")
+
+
+def compare(argv: Sequence[str]) -> int:
+    arguments = parse(CompareArgs, argv, verb="compare", description=COMPARE_HELP)
+    if not arguments.runs:
+        raise RunError("no run was given to compare; name some, such as runs/demo runs/demo-2")
+    from paceline.lab.compare.compare import compare as compare_runs
+    from paceline.lab.compare.comparison_text import show_comparison
+
+    found = compare_runs(
+        [_folder_with_card(run) for run in arguments.runs], target=arguments.target, planned=arguments.planned
+    )
+    return answer(asdict(found), lambda: show_comparison(found), as_json=arguments.json)
+
+
+def board(argv: Sequence[str]) -> int:
+    arguments = parse(BoardArgs, argv, verb="board", description=BOARD_HELP)
+    for folder in arguments.folders:
+        if not folder.is_dir():
+            raise RunError(f"{folder}: no such folder; name one that holds runs, such as {RUNS}")
+    from paceline.lab.compare.board import board as board_of
+    from paceline.lab.compare.comparison_text import show_board
+
+    found = board_of(arguments.folders, track=arguments.track, target=arguments.target)
+    return answer(asdict(found), lambda: show_board(found), as_json=arguments.json)
+
+
+def _folder_with_card(run: str) -> Path:
+    """A folder with a card is enough, even if the rest of the run was not kept."""
+    return Path(run) if (Path(run) / CARD_FILE).exists() else open_run(run).path
+
+
+def report(argv: Sequence[str]) -> int:
+    arguments = parse(ReportArgs, argv, verb="report", description=REPORT_HELP)
+    from paceline.report.page import write_report
+
+    folders = [_folder(name) for name in arguments.runs]
+    out = arguments.out or (RunFolder(folders[0]).report if len(folders) == 1 else Path("report.html"))
+    subject = write_report(folders, out)
+    for sentence in subject.left_out:
+        print(f"left out: {sentence}", file=sys.stderr)
+    print(out)
+    return 0
+
+
+def _folder(name: str) -> Path:
+    """A folder that exists is taken as it is: the page names what is wrong with it, if other runs can be shown."""
+    there = [path for path in (Path(name), RUNS / name) if path.is_dir()]
+    return there[0] if there else open_run(name).path
+
+
+def watch(argv: Sequence[str]) -> int:
+    arguments = parse(WatchArgs, argv, verb="watch", description=WATCH_HELP)
+    from paceline.report.watch import make_server
+
+    server = make_server(arguments.folder, port=arguments.port, newest=arguments.newest)
+    with server, contextlib.suppress(KeyboardInterrupt):
+        print(f"http://localhost:{server.server_port}/ shows {arguments.folder}; Ctrl-C ends", flush=True)
+        server.serve_forever()
+    return 0

@@ -1,0 +1,102 @@
+"""From the normalised stream to attended values in one operation, for a Hopper GPU with Triton. Plain twin: the heads
+of `model.attention.make_heads`, then `attend_dense`.
+
+Forward it is `heads_fused`, then `attention_ranges`. Backward the attention kernels carry their gradients on through
+rotary, norm and value mix before they store them, each in its columns of one gradient of the joined projection: the
+gradients of q, k and v never exist, and a pass over ten tensors of the stream's size falls away.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.attention_ranges import attend_backward, attend_forward, check_heads, in_flight
+from paceline.kernels.qkv_rope import empty_heads, heads_gradients, make_heads, of_given, weight_gradient
+
+
+def attend_joined(
+    x: Tensor, weight: Tensor, extra: Tensor | None, mix: Tensor | None, cos: Tensor, sin: Tensor, first_key: Tensor,
+    end_query: Tensor, eps: float, shape: tuple[int, int, int], *, scale: float,
+) -> Tensor:  # fmt: skip
+    """(N, H, D): attention of the heads that `heads_fused` makes, over the keys that `attend_ranges` lets each query
+    see; the arguments are theirs. N tokens in sequences of T, the length of cos, sin, first_key and end_query."""
+    check_heads(first_key.size(1), shape[2])
+    out, *_ = _attend(x, weight, extra, mix, cos, sin, first_key, end_query, eps, *shape, scale)
+    return out
+
+
+@torch.library.custom_op("paceline::attend_joined", mutates_args=())
+def _attend(
+    x: Tensor, weight: Tensor, extra: Tensor | None, mix: Tensor | None, cos: Tensor, sin: Tensor, first_key: Tensor,
+    end_query: Tensor, eps: float, heads: int, kv_heads: int, width: int, scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Attended values; for the backward pass log2 of the softmax sums and what `make_heads` gives."""
+    qkv, mixed, norm = make_heads(x, weight, extra, mix, cos, sin, eps, heads, kv_heads, width)
+    q, k, v = _by_sequence(first_key.size(1), *_parts(qkv, mixed, heads, kv_heads))
+    out, lse = attend_forward(q, k, v, first_key, end_query, scale)
+    return out.flatten(0, 1), lse, qkv, mixed, norm
+
+
+def _parts(qkv: Tensor, mixed: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and the values that are attended to."""
+    q, k, own = qkv.split([heads, kv_heads, kv_heads], 1)
+    return q, k, mixed if mixed.numel() else own
+
+
+def _by_sequence(tokens: int, *rows: Tensor) -> Any:
+    """(N, heads, D) as (B, T, heads, D)."""
+    return tuple(tensor.unflatten(0, (-1, tokens)) for tensor in rows)
+
+
+@_attend.register_fake
+def _(x, weight, extra, mix, cos, sin, first_key, end_query, eps, heads, kv_heads, width, scale):
+    rows, tokens = x.size(0), first_key.size(1)
+    lse = x.new_empty(rows // tokens, heads, tokens, dtype=torch.float32)
+    return x.new_empty(rows, heads, width), lse, *empty_heads(x, mix, heads, kv_heads, width)
+
+
+@torch.library.custom_op("paceline::attend_joined_backward", mutates_args=())
+def _attend_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, extra: Tensor | None, mix: Tensor | None, cos: Tensor, sin: Tensor,
+    first_key: Tensor, end_query: Tensor, out: Tensor, lse: Tensor, qkv: Tensor, mixed: Tensor, norm: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of x, weight, extra and mix; the last two empty where there is none."""
+    heads, tokens = out.size(1), first_key.size(1)
+    kv_heads = qkv.size(1) - norm.size(1)
+    q, k, v = _by_sequence(tokens, *_parts(qkv, mixed, heads, kv_heads))
+    grad, out = _by_sequence(tokens, grad, out)
+    if not in_flight(q):  # under the interpreter: one after the other
+        grads = attend_backward(grad, q, k, v, out, lse, first_key, end_query, scale)
+        return heads_gradients(*(g.flatten(0, 1) for g in grads), x, weight, extra, mix, cos, sin, qkv, norm)
+    from paceline.kernels.attention_async import Raw, fill_gradients, raw_parts
+
+    grad_qkv = torch.empty_like(qkv)
+    grad_extra = x.new_empty(0) if extra is None else torch.empty_like(extra)
+    parts = raw_parts(qkv, kv_heads)
+    raw = Raw(cos, sin, norm, qkv[:, heads + kv_heads :], mix, extra, grad_extra, parts)
+    grads = _by_sequence(tokens, *grad_qkv.split([heads, kv_heads, kv_heads], 1))
+    fill_gradients(grads, grad, q, k, v, out, lse, first_key, end_query, scale, raw)
+    grad_mix = x.new_empty(0) if mix is None else parts.sum(0).to(mix.dtype)
+    return grad_qkv.flatten(1) @ weight, weight_gradient(grad_qkv, x, heads, kv_heads), grad_extra, grad_mix
+
+
+@_attend_backward.register_fake
+def _(grad, x, weight, extra, mix, cos, sin, first_key, end_query, out, lse, qkv, mixed, norm, scale):
+    grads = (x.new_empty(0) if tensor is None else torch.empty_like(tensor) for tensor in (extra, mix))
+    return torch.empty_like(x), torch.empty_like(weight), *grads
+
+
+def _keep(ctx, inputs, output):
+    *tensors, _eps, _heads, _kv_heads, _width, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _backward(ctx, grad, *_):
+    _, _, extra, mix, *_ = ctx.saved_tensors
+    grads = _attend_backward(grad.contiguous(), *ctx.saved_tensors, ctx.scale)
+    return *of_given(grads, extra, mix), *(None,) * 9
+
+
+_attend.register_autograd(_backward, setup_context=_keep)

@@ -1,0 +1,92 @@
+"""What every part of the model uses: formats, the RMS norm, the seam of a matrix product, declared parameters and their
+initial values."""
+
+import hashlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.settings.model import DType, ModelConfig, PrecisionConfig
+from paceline.settings.spec import Parameter, Part, Product, describe
+
+MatMul = Callable[[Tensor, Tensor], Tensor]
+"""(x (..., in), weight (out, in)) -> x weightᵀ, (..., out), in the compute format."""
+MakeMatMul = Callable[[Product, PrecisionConfig], MatMul]
+"""Makes the `MatMul` of one product: the back end. One that keeps state, such as scales, returns a module whose
+persistent buffers go into checkpoints."""
+
+
+def torch_dtype(name: DType) -> torch.dtype:
+    return torch.float32 if name == "fp32" else torch.bfloat16
+
+
+def rms_norm(x: Tensor, eps: float) -> Tensor:
+    """ρ(x) = x / sqrt(mean(x²) + ε) over the last axis, in fp32, returned in x's dtype. ε is always an argument: a
+    framework default once depended on the input's dtype, and the records depend on that number."""
+    return F.rms_norm(x.float(), (x.size(-1),), eps=eps).to(x.dtype)
+
+
+def linear(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """x Wᵀ in `dtype`, whatever the formats of x and W; the result stays in it."""
+    return F.linear(x.to(dtype), weight.to(dtype))
+
+
+def plain_matmul(_: Product, precision: PrecisionConfig) -> MatMul:
+    """The plain twin."""
+    return partial(linear, dtype=torch_dtype(precision.compute))
+
+
+def declare(module: nn.Module, part: Part) -> None:
+    """Register the parameters of a part, uninitialised; a dotted name is an entry of a `ParameterDict`."""
+    for spec in part.parameters:
+        parameter = nn.Parameter(torch.empty(spec.shape, dtype=torch_dtype(spec.dtype)))
+        group, dot, entry = spec.name.rpartition(".")
+        if not dot:
+            module.register_parameter(spec.name, parameter)
+            continue
+        if not hasattr(module, group):
+            setattr(module, group, nn.ParameterDict())
+        getattr(module, group)[entry] = parameter
+
+
+class SubLayer(nn.Module):
+    """A module with the parameters and matrix products that its part declares."""
+
+    def __init__(self, config: ModelConfig, part: Part, make_matmul: MakeMatMul) -> None:
+        super().__init__()
+        self.config = config
+        declare(self, part)
+        self.matmuls = {product.name: make_matmul(product, config.precision) for product in part.products}
+        modules = {name: matmul for name, matmul in self.matmuls.items() if isinstance(matmul, nn.Module)}
+        self.stateful_matmuls = nn.ModuleDict(modules)  # so that their buffers are found
+
+
+def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
+    """Draw each parameter on the CPU from a generator keyed by (seed, its name).
+
+    So the same seed gives the same start on any device, and switching a technique on or off leaves every other
+    parameter's start as it was, which pairs the arms of an ablation. The draws run side by side: a generator draws on
+    one core only."""
+    named, specs = dict(model.named_parameters()), describe(config).parameters
+    with ThreadPoolExecutor() as pool:
+        starts = pool.map(partial(_start, seed=seed), specs)
+    for spec, start in zip(specs, starts, strict=True):
+        named[spec.name].data = start
+
+
+@torch.no_grad()
+def _start(spec: Parameter, *, seed: int) -> Tensor:
+    digest = hashlib.blake2b(f"{seed}:{spec.name}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)  # torch seeds are signed
+    fresh = torch.empty(spec.shape)
+    if spec.init.kind == "normal":
+        fresh.normal_(generator=generator)
+    elif spec.init.kind == "uniform":
+        fresh.uniform_(-spec.init.bound, spec.init.bound, generator=generator)
+    else:
+        fresh.copy_(torch.tensor(spec.init.values))
+    return (fresh.bfloat16().float() if spec.rounded else fresh).to(torch_dtype(spec.dtype))

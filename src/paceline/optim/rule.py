@@ -1,0 +1,114 @@
+"""What an optimizer rule is, what it keeps, and how one is found: a rule is a module of `optim/rules` with a class
+`Rule` and its `FACTS`, literal numbers that are read without importing it (`settings.groups.rules`)."""
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import ConfigError
+from paceline.optim.sync import ParamSync
+from paceline.settings.groups import GroupSettings, ParamGroup
+from paceline.settings.optim import MuonConfig
+
+Orthogonalise = Callable[[Tensor], Tensor]
+"""Directions (n, r, c) to orthogonal factors (n, r, c), each matrix independent of the others."""
+ShareWork = Callable[[Orthogonalise, list[Tensor], Sequence[Any]], Iterable[Tensor]]
+"""Decides which process orthogonalises which matrices, given the direction of every stack as its momentum is laid out.
+The work is done when it returns; the result of a stack, in the same layout, may still be on its way until it is
+taken."""
+
+
+def all_here(orthogonalise: Orthogonalise, directions: list[Tensor], _: Sequence[Any]) -> list[Tensor]:
+    """The `ShareWork` of a single process."""
+    return [orthogonalise(stack) for stack in directions]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleContext:
+    """What a rule may need besides its group."""
+
+    orthogonalise: Orthogonalise
+    muon: MuonConfig = field(default_factory=MuonConfig)
+    parts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Parameters that are several matrices stacked in rows, with the rows of each."""
+    share_work: ShareWork = all_here
+    sync: ParamSync = field(default_factory=ParamSync)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One update of a group."""
+
+    settings: GroupSettings
+    step: int
+    """Updates of this group, this one included, of which ..."""
+    skipped: Tensor | None = None
+    """... so many were none, 0-D fp32 on the device."""
+    skip: Tensor | None = None
+    """0-D bool on the device: where it is true, weights and slots stay as they are, whatever the gradients hold."""
+    rows: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Of parameters with row gradients: distinct indices and summed rows (`kernels.row_gradients.coalesced`)."""
+
+
+@dataclass(frozen=True, eq=False)  # itself alone: tensors do not compare to one truth value
+class Slot:
+    """One parameter's state of one kind (momentum, a moment), under one name in a checkpoint however it is kept."""
+
+    pieces: list[Tensor]
+    """Buffers that follow each other by rows, in stacks of different shapes perhaps."""
+    param: Tensor | None = None
+    rows: slice | None = None
+    """Of the parameter's state, if only these are kept here and other processes have the rest; None: all."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the whole."""
+        if self.rows is not None and self.param is not None:
+            return self.param.shape
+        first = self.pieces[0]
+        return first.shape if len(self.pieces) == 1 else torch.Size([sum(map(len, self.pieces)), *first.shape[1:]])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.pieces[0].dtype
+
+    def kept(self) -> Tensor:
+        """What is here, as one tensor; of one piece, the buffer itself."""
+        return self.pieces[0] if len(self.pieces) == 1 else torch.cat(self.pieces)
+
+    def fill(self, whole: Tensor) -> None:
+        """Take what is kept here from the whole, into the buffers."""
+        kept = whole if self.rows is None else whole[self.rows]
+        parts = [kept] if len(self.pieces) == 1 else kept.split([len(piece) for piece in self.pieces])  # may be 0-D
+        for piece, part in zip(self.pieces, parts, strict=True):
+            piece.copy_(part)
+
+
+class Rule(Protocol):
+    """Moves the parameters of one group. Slots exist from construction on, so that a checkpoint finds them."""
+
+    def __init__(self, group: ParamGroup, params: Mapping[str, nn.Parameter], context: RuleContext) -> None: ...
+
+    def start(self, event: Event) -> Callable[[], None]:
+        """Do the work that needs gradients; the function returned completes the update. In between, other groups work
+        and what processes send each other travels."""
+
+    def state(self) -> dict[str, Slot]:
+        """Every slot by its name in a checkpoint."""
+
+
+def find_rule(name: str) -> type[Rule]:
+    """The class `Rule` of the module `optim/rules/<name>.py`."""
+    try:
+        found: type[Rule] = importlib.import_module(f"paceline.optim.rules.{name}").Rule
+    except ModuleNotFoundError:
+        raise ConfigError(f"optim.groups: there is no rule {name!r}; it would be optim/rules/{name}.py") from None
+    return found
+
+
+def no_more() -> None:
+    """What `Rule.start` returns where nothing is left to do."""

@@ -1,0 +1,165 @@
+"""Muon: momentum, then the nearest orthogonal matrix, then a step scaled by shape.
+
+Matrices of one shape form a stack (n, r, c) that moves as one batch; momentum lives in the stack, weights and gradients
+stay where the model has them and are gathered at each step (a copy of the gradients, small beside the products). A
+fused matrix enters as its parts, each a member of the stack of its own shape and scaled by that shape: it is then the
+same optimizer as for separate matrices. A matrix without a gradient counts as one whose gradient is zero, so that every
+rank and every step does the same work; with no momentum yet its update is zero. Where processes share parameters by
+rows, momentum and moves are of the rows that are kept here, and only `ShareWork` ever sees a whole matrix.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from paceline.core.errors import ConfigError
+from paceline.optim.rule import Event, RuleContext, Slot
+from paceline.optim.sync import ParamSync
+from paceline.settings.groups import ParamGroup, RuleFacts
+
+FACTS = RuleFacts(fp32_slots=1, fp32_update=2)  # all directions, and of the stack in hand gradients or iterates
+
+
+def nesterov_(
+    momentum_buffer: Tensor, grads: Tensor, momentum: float | Tensor, *, form: Literal["sum", "average"]
+) -> Tensor:
+    """Take the gradients into the momentum buffer, in place, and return the look-ahead direction U.
+
+    sum: b ← μb + G, U = G + μb. average: the same with (1-μ)G for G. `grads` has the buffer's shape and dtype."""
+    fresh = grads if form == "sum" else grads * (1.0 - momentum)
+    momentum_buffer.mul_(momentum).add_(fresh)
+    return fresh + momentum_buffer * momentum
+
+
+def shape_factor(rows: int, cols: int, rule: Literal["longest_side", "aspect"]) -> float:
+    """Factor on the rate of a matrix: its update has singular values near 1, which a large matrix spreads thin."""
+    return math.sqrt(max(rows, cols)) if rule == "longest_side" else math.sqrt(max(1.0, rows / cols))
+
+
+@dataclass(frozen=True, eq=False)  # itself alone: tensors do not compare to one truth value
+class Member:
+    """The rows of a parameter that move as one matrix: all of them, or one part of a fused matrix."""
+
+    param: nn.Parameter
+    start: int
+    stop: int
+    sync: ParamSync
+
+    @property
+    def kept(self) -> slice:
+        """Those of them that this process keeps, as rows of all that it keeps of the parameter."""
+        own = self.sync.rows(self.param) or slice(0, len(self.param))
+        first, end = (min(max(row, own.start), own.stop) - own.start for row in (self.start, self.stop))
+        return slice(first, end)
+
+    def weight(self) -> Tensor:
+        return self.sync.own(self.param, self.param.detach())[self.kept]
+
+    def grad(self) -> Tensor:
+        if self.param.grad is None:
+            return torch.zeros_like(self.weight())
+        return self.sync.own(self.param, self.param.grad)[self.kept]
+
+
+class Stack:
+    """Members of one shape, dtype and device, with their momentum as one buffer of fp32 or wider: (n, r, c) or, where
+    processes share them by rows, the kept rows of all members one after another, (k, c)."""
+
+    def __init__(self, members: list[Member]) -> None:
+        self.members = members
+        self.rows, self.cols = members[0].stop - members[0].start, members[0].param.shape[1]
+        weights = self.weights()
+        self.kept_rows = [len(weight) for weight in weights]
+        self.whole = all(member.sync.rows(member.param) is None for member in members)
+        shape = (len(members), self.rows) if self.whole else (sum(self.kept_rows),)
+        dtype = torch.promote_types(weights[0].dtype, torch.float32)
+        self.momentum = torch.zeros(*shape, self.cols, dtype=dtype, device=weights[0].device)
+
+    def grads(self, skip: Tensor | None = None) -> Tensor:
+        """Laid out as the momentum is, a copy; zeros where `skip` is true (zero times what is not finite would not be
+        zero)."""
+        join = torch.stack if self.whole else torch.cat
+        grads = join([member.grad() for member in self.members]).to(self.momentum.dtype)
+        return grads if skip is None else grads.masked_fill_(skip, 0.0)
+
+    def weights(self) -> list[Tensor]:
+        return [member.weight() for member in self.members]
+
+    def by_member(self, of_all: Tensor) -> tuple[Tensor, ...]:
+        """What is laid out as the momentum is, a view for each member."""
+        return of_all.unbind(0) if self.whole else of_all.split(self.kept_rows)
+
+
+def move_(stack: Stack, X: Tensor, *, lr: float | Tensor, factor: float, weight_decay: float) -> None:
+    """M ← M (1 - lr·wd) - lr·factor·X for each matrix M, in place. The decay does not see the shape factor."""
+    weights = stack.weights()
+    updates = X.to(weights[0].dtype) * (lr * factor)
+    if weight_decay:
+        torch._foreach_mul_(weights, 1.0 - lr * weight_decay)
+    torch._foreach_sub_(weights, stack.by_member(updates))
+
+
+class Rule:
+    """The matrices that Muon moves."""
+
+    def __init__(self, group: ParamGroup, params: Mapping[str, nn.Parameter], context: RuleContext) -> None:
+        self._context, self.config = context, context.muon
+        members = {name: _members(name, p, context.parts.get(name, ()), context.sync) for name, p in params.items()}
+        self.stacks = _stacks(member for group in members.values() for member in group)
+        slot_of = dict(
+            pair for stack in self.stacks for pair in zip(stack.members, stack.by_member(stack.momentum), strict=True)
+        )
+        self._slots = {
+            name: Slot([slot_of[member] for member in group], params[name], context.sync.rows(params[name]))
+            for name, group in members.items()
+        }
+
+    def start(self, event: Event) -> Callable[[], None]:
+        """A skipped step is one with no gradient, a momentum of 1 and a rate of 0: nothing changes, by the same work.
+        Otherwise the bits are those of a step without `skip`."""
+        s, skip = event.settings, event.skip
+        lr: float | Tensor = s.lr
+        momentum: float | Tensor = s.momentum
+        if skip is not None:
+            keep = (~skip).double()  # as wide as Python's numbers, so that the products below are the same
+            lr, momentum = lr * keep, momentum * keep + skip
+        form, rule, context = self.config.momentum_form, self.config.scale_rule, self._context
+        directions = [nesterov_(stack.momentum, stack.grads(skip), momentum, form=form) for stack in self.stacks]
+        orthogonal = context.share_work(context.orthogonalise, directions, self.stacks)
+
+        def finish() -> None:
+            for stack, X in zip(self.stacks, orthogonal, strict=True):
+                factor = shape_factor(stack.rows, stack.cols, rule)
+                move_(stack, X, lr=lr, factor=factor, weight_decay=s.weight_decay)
+
+        return finish
+
+    def state(self) -> dict[str, Slot]:
+        return {f"muon.momentum.{name}": slot for name, slot in self._slots.items()}
+
+
+def _members(name: str, param: nn.Parameter, parts: Sequence[int], sync: ParamSync) -> list[Member]:
+    """The matrices inside one parameter, one for each number of rows in `parts`, or all as one."""
+    if param.ndim != 2:
+        raise ConfigError(
+            f"optim.groups: rule 'muon' moves matrices, but {name} has shape {tuple(param.shape)}; use another rule"
+        )
+    sizes = list(parts) or [param.shape[0]]
+    if sum(sizes) != param.shape[0]:
+        raise ValueError(f"{name} has {param.shape[0]} rows, which do not make parts of {', '.join(map(str, sizes))}")
+    return [Member(param, stop - size, stop, sync) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+
+
+def _stacks(members: Iterable[Member]) -> list[Stack]:
+    """Members by shape, dtype and device, in the order in which they first appear."""
+    groups: dict[tuple[int, int, torch.dtype, torch.device], list[Member]] = {}
+    for member in members:
+        param = member.param
+        shape = member.stop - member.start, param.shape[1]
+        groups.setdefault((*shape, param.dtype, param.device), []).append(member)
+    return [Stack(group) for group in groups.values()]

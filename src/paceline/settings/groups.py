@@ -1,0 +1,130 @@
+"""Parameter groups: which rule moves each, how fast, and how that becomes the settings of one step. No torch.
+
+The model's description names the groups. `optim.muon` and `optim.adam` say how the usual ones are moved;
+`optim.groups` changes any of them and says everything about a new one.
+"""
+
+import ast
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from functools import cache, lru_cache
+from importlib import resources
+from typing import Literal
+
+from paceline.core.errors import ConfigError
+from paceline.settings.optim import GroupConfig, OptimConfig
+
+ADAM_RATES = {
+    "matrices": "matrix_lr",
+    "embeddings": "embedding_lr",
+    "value_embeddings": "embedding_lr",
+    "lm_head": "lm_head_lr",
+    "scalars": "scalar_lr",
+}
+"""The field of `optim.adam` that holds a group's rate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rates:
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSettings(_Rates):
+    """How a group is moved in one step; a rule takes what it needs."""
+
+    momentum: float
+    moves: bool
+    """False: gradients are kept and added to those of the next step that moves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParamGroup(_Rates):
+    """A group with every choice made."""
+
+    name: str
+    rule: str
+    every: int
+
+    def settings(self, step: int, steps: int, lr_scale: float, momentum: float) -> GroupSettings:
+        rates = {field.name: getattr(self, field.name) for field in fields(_Rates)} | {"lr": self.lr * lr_scale}
+        return GroupSettings(**rates, momentum=momentum, moves=(step + 1) % self.every == 0 or step == steps - 1)
+
+
+def param_groups(optim: OptimConfig, names: Iterable[str]) -> dict[str, ParamGroup]:
+    """The groups of a model by name, in the order of their names."""
+    return dict(_param_groups(optim, tuple(sorted(names))))
+
+
+@lru_cache(maxsize=64)
+def _param_groups(optim: OptimConfig, names: tuple[str, ...]) -> dict[str, ParamGroup]:
+    changes = {group.name: group for group in optim.groups}
+    if len(changes) < len(optim.groups):
+        raise ConfigError("optim.groups: a group is named twice; say all about it in one entry")
+    if unknown := sorted(set(changes) - set(names)):
+        raise ConfigError(f"optim.groups: {unknown[0]!r} is no group of this model; there are {', '.join(names)}")
+    return {name: _resolved(optim, name, changes.get(name, GroupConfig(name=name))) for name in names}
+
+
+def _resolved(optim: OptimConfig, name: str, change: GroupConfig) -> ParamGroup:
+    usually = {"adamw": "adam"}.get(optim.matrices, optim.matrices) if name == "matrices" else "adam"
+    rule = change.rule or (usually if name in ADAM_RATES else None)
+    if rule is None:
+        raise ConfigError(f"optim.groups: group {name!r} has no rule; add an entry with a rule and a rate")
+    if rule not in rules():
+        flag = "optim.groups" if change.rule else "--optim.matrices"
+        raise ConfigError(f"{flag}: there is no rule {rule!r}; there are {', '.join(rules())}")
+    usual = {"beta1": optim.adam.beta1, "beta2": optim.adam.beta2, "eps": optim.adam.eps}
+    if rule == "muon":
+        usual |= {"lr": optim.muon.lr, "weight_decay": optim.muon.weight_decay}
+    else:
+        usual |= {"weight_decay": optim.adam.weight_decay}
+        usual |= {"lr": getattr(optim.adam, ADAM_RATES[name])} if name in ADAM_RATES else {}
+    stated = {key: value for key in (*usual, "lr") if (value := getattr(change, key)) is not None}
+    if "lr" not in usual | stated:
+        raise ConfigError(f"optim.groups: group {name!r} has no lr")
+    return ParamGroup(name=name, rule=rule, every=change.every, **(usual | stated))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleFacts:
+    """What is to be known of a rule before it is built."""
+
+    gradient: Literal["dense", "rows"] = "dense"
+    """`dense` reads `.grad`; `rows` reads `Event.rows`, and a table moved by it never has a dense gradient."""
+    slots: int = 0
+    """Slots of the parameter's shape and format, ..."""
+    fp32_slots: int = 0
+    """... of its shape in fp32, ..."""
+    row_bytes: int = 0
+    """... and bytes of others for each row."""
+    fp32_update: int = 0
+    """Tensors of the parameter's shape in fp32 that an update holds for a moment."""
+
+    def slot_bytes(self, shape: tuple[int, ...], element_bytes: int) -> int:
+        """Of a parameter."""
+        return math.prod(shape) * (self.slots * element_bytes + 4 * self.fp32_slots) + shape[0] * self.row_bytes
+
+    def update_bytes(self, shape: tuple[int, ...]) -> int:
+        return 4 * self.fp32_update * math.prod(shape)
+
+
+@cache
+def rules() -> dict[str, RuleFacts]:
+    """The `FACTS` of the modules of `optim/rules`, read from their files: importing them would import torch."""
+    files = sorted(resources.files("paceline.optim.rules").iterdir(), key=lambda file: file.name)
+    modules = [file for file in files if file.name.endswith(".py") and file.name != "__init__.py"]
+    return {file.name.removesuffix(".py"): _facts(ast.parse(file.read_text(encoding="utf-8"))) for file in modules}
+
+
+def _facts(module: ast.Module) -> RuleFacts:
+    for node in module.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="FACTS")], value=ast.Call(keywords=stated)):
+                return RuleFacts(**{str(word.arg): ast.literal_eval(word.value) for word in stated})
+    return RuleFacts()

@@ -1,0 +1,212 @@
+"""What a model consists of, written once: its parameters and its matrix products. No torch.
+
+The modules register exactly the parameters that are declared here, and `model/ops.py` fills them as declared. Parameter
+counts, optimizer groups, FLOPs, the memory model, the planner and the benchmark's shapes are derived from `describe`.
+A part gives names relative to its module; `describe` puts the module's path before them.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Literal
+
+from paceline.settings.model import AttentionLayer, DType, LayerConfig, ModelConfig
+
+Group = Literal["matrices", "embeddings", "value_embeddings", "lm_head", "scalars"]
+"""Parameters that the optimizer treats alike. A new kind of parameter may have a group of its own."""
+WorkClass = Literal["mlp", "attention_projections", "head_and_loss"]
+"""Where a product's time is counted."""
+DTYPE_BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2}
+
+
+@dataclass(frozen=True)
+class Init:
+    """How a parameter starts: N(0, 1), U(±bound), or these values, one for all or one each."""
+
+    kind: Literal["normal", "uniform", "values"]
+    bound: float = 0.0
+    values: tuple[float, ...] = ()
+
+
+NORMAL, ZEROS = Init("normal"), Init("values", values=(0.0,))
+
+
+def uniform(fan_in: int) -> Init:
+    """The start of a linear layer."""
+    return Init("uniform", bound=1.0 / math.sqrt(fan_in))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    name: str
+    shape: tuple[int, ...]
+    group: str
+    dtype: DType
+    init: Init
+    parts: tuple[int, ...] = ()
+    """Rows of each of the matrices that are stacked in this one; none: it is one matrix."""
+    rounded: bool = False
+    """Its start is rounded through bf16."""
+    gradient: Literal["dense", "rows", "either"] = "dense"
+    """`rows`: only the rows that a step looked up, with their indices. `either`: as its rule asks."""
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * DTYPE_BYTES[self.dtype]
+
+    def matrices(self) -> list[tuple[int, int]]:
+        """(rows, columns) of the matrices in it."""
+        return [(rows, self.shape[1]) for rows in self.parts or self.shape[:1]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """A product of every token with a weight matrix (out, in)."""
+
+    name: str
+    outputs: int
+    inputs: int
+    counted_as: WorkClass
+
+    @property
+    def weights(self) -> int:
+        return self.outputs * self.inputs
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one module declares."""
+
+    parameters: tuple[Parameter, ...] = ()
+    products: tuple[Product, ...] = ()
+
+
+def embeddings(config: ModelConfig) -> Part:
+    start = NORMAL if config.embedding_init == "normal" else uniform(config.width)
+    token = _table(config, "token", config.width, "embeddings", start, dense=config.tied_lm_head)
+    widths, in_chunks = config.value_table_widths, config.value_storage == "chunks"
+    tables = {f"values.{table}": width for table, width in widths.items()}
+    if widths and in_chunks:
+        tables = {"value_chunks": sum(widths.values())}
+    values = [_table(config, name, n, "value_embeddings", NORMAL, dense=in_chunks) for name, n in tables.items()]
+    return Part((token, *values))
+
+
+def attention(config: ModelConfig, shape: AttentionLayer) -> Part:
+    width, rows = config.width, (shape.q_width, shape.k_width, shape.v_width)
+    if config.qkv == "fused":
+        projections = [_matrix(config, "qkv", sum(rows), width, parts=rows)]
+    else:
+        names = ("query", "key", "value")
+        projections = [_matrix(config, name, out, width) for name, out in zip(names, rows, strict=True)]
+    output = _matrix(config, "output", width, shape.out_width, zero=config.zero_init_outputs)
+    mix = [_scalars(config, "value_mix", (0.5,) * config.value_lambdas)] if config.value_path != "plain" else []
+    matrices = [*projections, output]
+    return Part((*matrices, *mix), tuple(_product(matrix, "attention_projections") for matrix in matrices))
+
+
+def mlp(config: ModelConfig, layer: LayerConfig) -> Part:
+    up = _matrix(config, "up", layer.mlp_width, config.width)
+    down = _matrix(config, "down", config.width, layer.mlp_width, zero=config.zero_init_outputs)
+    return Part((up, down), (_product(up, "mlp"), _product(down, "mlp")))
+
+
+def block(config: ModelConfig) -> Part:
+    """What a block has besides its sub-layers."""
+    return Part((_scalars(config, "x0_mix", (1.0, 0.0)),)) if config.x0_mix else Part()
+
+
+def trunk(config: ModelConfig) -> Part:
+    """What the model has besides embeddings and blocks."""
+    skips = [_scalars(config, "skip_weights", (1.0,) * (config.num_layers // 2))] if config.unet_skips else []
+    head = _matrix(config, "head", config.lm_head_rows, config.width, zero=config.lm_head_init == "zeros")
+    heads = () if config.tied_lm_head else (replace(head, group="lm_head"),)
+    return Part((*skips, *heads), (_product(head, "head_and_loss"),))
+
+
+def _table(config: ModelConfig, name: str, width: int, group: Group, init: Init, *, dense: bool) -> Parameter:
+    """A row for each token id. A gradient is `dense` where a table is also multiplied with, or looked up in pieces."""
+    gradient: Literal["dense", "either"] = "dense" if dense else "either"
+    shape, dtype = (config.embedding_rows, width), config.precision.embeddings
+    return Parameter(name=name, shape=shape, group=group, dtype=dtype, init=init, gradient=gradient)
+
+
+def _matrix(
+    config: ModelConfig, name: str, rows: int, columns: int, *, zero: bool = False, parts: tuple[int, ...] = ()
+) -> Parameter:
+    """An fp32 weight (out, in) that Muon may move."""
+    return Parameter(
+        name=name,
+        shape=(rows, columns),
+        group="matrices",
+        dtype="fp32",
+        init=ZEROS if zero else uniform(columns),
+        parts=parts,
+        rounded=config.precision.round_matrices_at_init,
+    )
+
+
+def _scalars(config: ModelConfig, name: str, start: tuple[float, ...]) -> Parameter:
+    init, dtype = Init("values", values=start), config.precision.scalars
+    return Parameter(name=name, shape=(len(start),), group="scalars", dtype=dtype, init=init)
+
+
+def _product(matrix: Parameter, counted_as: WorkClass) -> Product:
+    outputs, inputs = matrix.shape
+    return Product(name=matrix.name, outputs=outputs, inputs=inputs, counted_as=counted_as)
+
+
+@dataclass(frozen=True)
+class Description:
+    """A whole model. Names are those of `GPT.named_parameters`, in their order."""
+
+    parameters: tuple[Parameter, ...]
+    products: tuple[Product, ...]
+
+    @cached_property
+    def kinds(self) -> Counter[tuple[str, tuple[int, ...], DType]]:
+        """(group, shape, format) of the parameters, to their number: a deep model has few kinds."""
+        return Counter((parameter.group, parameter.shape, parameter.dtype) for parameter in self.parameters)
+
+    @property
+    def groups(self) -> set[str]:
+        return {group for group, _, _ in self.kinds}
+
+    def numel(self, *groups: str) -> int:
+        """Parameters of these groups; of all, if none is named."""
+        return sum(numel for numel, _ in self._sizes(groups))
+
+    def nbytes(self, *groups: str) -> int:
+        return sum(numel * DTYPE_BYTES[dtype] for numel, dtype in self._sizes(groups))
+
+    def _sizes(self, groups: tuple[str, ...]) -> Iterator[tuple[int, DType]]:
+        """Parameters and format of each kind."""
+        for (group, shape, dtype), count in self.kinds.items():
+            if group in groups or not groups:
+                yield count * math.prod(shape), dtype
+
+    def product_weights(self, *classes: WorkClass) -> int:
+        """Weights that a token is multiplied with, of these classes of work or of all."""
+        return sum(p.weights for p in self.products if p.counted_as in classes or not classes)
+
+
+@lru_cache(maxsize=64)
+def describe(config: ModelConfig) -> Description:
+    parts = [("", trunk(config)), ("embeddings.", embeddings(config))]
+    for layer in config.layers:
+        path = f"blocks.{layer.index}."
+        parts.append((path, block(config)))
+        if layer.attention is not None:
+            parts.append((f"{path}attention.", attention(config, layer.attention)))
+        if layer.mlp_width:
+            parts.append((f"{path}mlp.", mlp(config, layer)))
+    return Description(
+        tuple(replace(each, name=path + each.name) for path, part in parts for each in part.parameters),
+        tuple(replace(each, name=path + each.name) for path, part in parts for each in part.products),
+    )

@@ -1,0 +1,126 @@
+"""What `data prepare` and `data download` are asked for, and the public data by names of ours. No torch."""
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal
+
+import tyro
+
+from paceline.core.command_line import Positional
+from paceline.core.errors import ConfigError
+
+GPT2_END_OF_TEXT = 50_256
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareConfig:
+    inputs: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="INPUT [INPUT ...]")]]
+    """Files (.txt, .md, .jsonl, .jsonl.gz, .parquet), folders of them, - for standard input, or hf:NAME:CONFIG:SPLIT
+    for a dataset of the Hugging Face hub, as a stream (needs the package datasets)."""
+    out: str
+    """Folder for the shards, the tokenizer and dataset.json."""
+    name: str = "data"
+    """First part of the shards' names: NAME_train_000001.bin, NAME_val_000000.bin."""
+    tokenizer: str = "gpt2"
+    """`gpt2`, `bytes`, `bpe-N` (trained on the start of the training text), or a folder that carries a tokenizer."""
+    field: str = "text"
+    """Field or column that holds the text, in .jsonl and .parquet."""
+    shard_tokens: int = 100_000_000
+    """Tokens of a shard. Documents may straddle shards; the last one is shorter."""
+    val_share: float = 0.005
+    """Share of the documents that goes to validation, chosen by a hash of their text; of few documents more than that,
+    so that there is validation at all. A single .txt or .md is cut in two."""
+    stdin_format: Literal["text", "jsonl"] = "text"
+    """Standard input is one document, or one JSON object a line."""
+    skip_bad: bool = False
+    """Leave out records that cannot be read, and count them, instead of stopping at the first."""
+    workers: int | None = None
+    """Processes that tokenize; None: one for each core. The result does not depend on it."""
+    overwrite: bool = False
+    """Delete what an earlier run left in the folder and begin again."""
+
+    def __post_init__(self) -> None:
+        if not self.inputs:
+            raise ConfigError("no input is given; name files or folders, or - for standard input")
+        if not 1 <= self.shard_tokens < 2**31:
+            raise ConfigError(f"--shard-tokens {self.shard_tokens} is outside 1 to 2^31 - 1, what a shard can count")
+        if not 0 <= self.val_share < 1:
+            raise ConfigError(f"--val-share {self.val_share} is outside [0, 1); 0.005 is one document in 200")
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError(f"--workers {self.workers} must be at least 1")
+        if not self.name or not all(letter.isalnum() or letter in "._-" for letter in self.name):
+            raise ConfigError(f"--name {self.name!r} may hold letters, digits, dots, dashes and underscores only")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicData:
+    repo: str
+    """A dataset on the Hugging Face hub."""
+    train: str
+    """Pattern of the training files, of which `--shards` takes the first."""
+    val: str | None = None
+    """Pattern of files that are always fetched; None: there are none."""
+    about: str
+
+    @property
+    def tokenized(self) -> bool:
+        """Shards to train on, not text that `data prepare` must read first."""
+        return self.train.endswith(".bin")
+
+
+def _shards(repo: str, stem: str, about: str) -> PublicData:
+    return PublicData(repo=repo, train=f"{stem}_train_*.bin", val=f"{stem}_val_*.bin", about=about)
+
+
+def _text(repo: str, name: str) -> PublicData:
+    about = f"{name}'s sample of 10 B tokens as text, for `data prepare`"
+    return PublicData(repo=repo, train="sample/10BT/*.parquet", about=about)
+
+
+SHARDS = "GPT-2 tokens in shards of about 100 M"
+PUBLIC = {
+    "fineweb10B": _shards("kjj0/fineweb10B-gpt2", "fineweb", f"FineWeb, {SHARDS}: what the records were trained on"),
+    "fineweb100B": _shards("kjj0/fineweb100B-gpt2", "fineweb", "ten times as much of it"),
+    "fineweb-edu": _shards("kjj0/finewebedu10B-gpt2", "finewebedu", f"FineWeb-Edu, {SHARDS}"),
+    "fineweb10B-text": _text("HuggingFaceFW/fineweb", "FineWeb"),
+    "fineweb-edu-text": _text("HuggingFaceFW/fineweb-edu", "FineWeb-Edu"),
+}
+
+
+def default_folder(name: str) -> Path:
+    return Path("data") / name
+
+
+def matches(file: str, pattern: str) -> bool:
+    """Whether a file of a dataset fits a pattern. A star stays inside one folder, so that no name leads elsewhere."""
+    path = PurePosixPath(file)
+    return path.match(pattern) and len(path.parts) == len(PurePosixPath(pattern).parts)
+
+
+def how_to_get(folder: Path) -> str:
+    """What makes the shards of a folder that has none."""
+    public = PUBLIC.get(folder.name)
+    if public is None or not public.tokenized:
+        return "make it with `paceline data prepare`"
+    elsewhere = "" if folder == default_folder(folder.name) else f" --out {folder}"
+    return f"`paceline data download {folder.name}{elsewhere}` fetches it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadConfig:
+    name: Positional[Annotated[str, tyro.conf.arg(metavar="NAME")]]
+    """Which data; they are listed above."""
+    out: str | None = None
+    """Folder for the files; data/NAME otherwise, where the records look for theirs."""
+    shards: int | None = None
+    """Only the first so many training files; the validation files always come along."""
+
+    def __post_init__(self) -> None:
+        if self.name not in PUBLIC:
+            raise ConfigError(f"no public data called {self.name!r}; there are {', '.join(PUBLIC)}")
+        if self.shards is not None and self.shards < 1:
+            raise ConfigError(f"--shards {self.shards} must be at least 1")
+
+    @property
+    def folder(self) -> Path:
+        return default_folder(self.name) if self.out is None else Path(self.out)

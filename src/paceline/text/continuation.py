@@ -1,0 +1,207 @@
+"""How a preparation begins: anew, from where an earlier run stopped, or not at all.
+
+It continues only if the result is what one uninterrupted run would give: the same options, the finished shards as they
+were written, the tokenizer they were made with and, if that was trained here, the same text to train it on. Whether the
+input before the stopping place is still the same is found out while reading it again (`prepare.py`). As long as no
+shard is finished there is nothing to agree with, and it begins anew with whatever options are given.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from paceline.core import lock
+from paceline.core.errors import ConfigError, DataError, PacelineError
+from paceline.core.files import blake2b_of
+from paceline.core.schema import changes
+from paceline.text.config import PrepareConfig
+from paceline.text.manifest import FILE_NAME, DatasetManifest, Options, TokenizerEntry, read_dataset, write_dataset
+from paceline.text.sources import Piece, Reader, Source, split_number
+from paceline.text.tokenizer import FILE_NAME as TOKENIZER_FILE
+from paceline.text.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+
+FOREIGN = (TOKENIZER_FILE, "config.json", "card.json")
+"""What the folder of a run or of an exported model holds."""
+TRAINING_BYTES = 64 << 20
+"""Text that a tokenizer is trained on, from the start of the training side; more changes few merges."""
+LEAST_VAL_BYTES = 4096
+"""Text that makes a few sequences of 256 tokens, for validation that the hashes left without a document."""
+
+
+def begin(folder: Path, config: PrepareConfig, sources: list[Source]) -> DatasetManifest:
+    """The manifest to continue from, or a new one, with the tokenizer in its place."""
+    _refuse_foreign(folder)
+    for leftover in folder.glob(".*.tmp"):  # of a run that was killed
+        leftover.unlink()
+    if config.overwrite:
+        _clear(folder, config.name)
+    if (found := read_dataset(folder)) is not None:
+        if found.shards:
+            _check_continuation(folder, found, config, sources)
+            return found
+        for unlisted in _shard_files(folder, found.options.name):  # its run ended before the manifest knew it
+            unlisted.unlink()
+    if strangers := sorted(_shard_files(folder, config.name)):
+        raise DataError(
+            f"{strangers[0]}: there already, and no {FILE_NAME} accounts for it; use another --out or --name, or "
+            f"--overwrite to delete it"
+        )
+    raised = _raised_share(config, sources)
+    tokenizer, training_text = _make_tokenizer(config, sources, config.val_share if raised is None else raised)
+    entry = TokenizerEntry(
+        name=tokenizer.name,
+        fingerprint=tokenizer.fingerprint,
+        vocab_size=tokenizer.vocab_size,
+        end_of_text=tokenizer.end_of_text,
+        training_text=training_text,
+    )
+    manifest = DatasetManifest(options=_options(config), tokenizer=entry, raised_val_share=raised)
+    write_dataset(folder, manifest)  # first: a tokenizer without it would look like another's
+    tokenizer.save(folder)
+    return manifest
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Refuse a folder that holds a run or an exported model, which would lose its tokenizer to the data's."""
+    if (folder / FILE_NAME).exists():
+        return
+    if stranger := next((path for name in FOREIGN if (path := folder / name).exists()), None):
+        raise DataError(
+            f"{stranger}: there already, and no {FILE_NAME} accounts for it; the folder is not one of prepared data, "
+            f"use another --out"
+        )
+
+
+def _check_continuation(folder: Path, found: DatasetManifest, config: PrepareConfig, sources: list[Source]) -> None:
+    """Refuse to continue with other options, a damaged shard, or another text for the tokenizer."""
+    if changed := changes(found.options, _options(config)):
+        first = changed[0]
+        raise ConfigError(
+            f"--{first.field.replace('_', '-')} {first.after}: {folder / FILE_NAME} was begun with {first.before}; "
+            f"use that, another --out, or begin again with --overwrite"
+        )
+    for shard in found.shards:
+        path = folder / shard.file
+        if not path.exists() or blake2b_of(path) != shard.blake2b:
+            raise DataError(f"{path}: missing or damaged since it was written; begin again with --overwrite")
+    if load_tokenizer(folder, found.tokenizer.name).fingerprint != found.tokenizer.fingerprint:
+        raise DataError(f"{folder}: its shards were made with another tokenizer; begin again with --overwrite")
+    if not found.complete and _raised_share(config, sources) != found.raised_val_share:
+        raise input_changed(folder, "other documents would go to validation")
+    expected = found.tokenizer.training_text
+    if expected and _hash_of(_training_text(config, sources, found.val_share)) != expected:
+        raise DataError(
+            f"{folder / FILE_NAME}: the text that its tokenizer was trained on has changed; give the old input, "
+            f"another --out, or begin again with --overwrite"
+        )
+
+
+def input_changed(folder: Path, how: str) -> DataError:
+    return DataError(
+        f"{folder / FILE_NAME}: the input has changed, {how}; give the old input, another --out, or begin again with "
+        f"--overwrite"
+    )
+
+
+def _raised_share(config: PrepareConfig, sources: list[Source]) -> float | None:
+    """The share that gives validation some of few documents; None where `val_share` gives it one, where none was asked
+    for, and where the input cannot be looked at beforehand. Reads ahead as far as the first document of validation."""
+    if config.val_share == 0 or any(source.only_once or source.side for source in sources):
+        return None
+    return share_for_validation(Reader(config.field, skip_bad=config.skip_bad).pieces(sources, config.val_share))
+
+
+def share_for_validation(pieces: Iterable[Piece]) -> float | None:
+    """None if a piece is of validation. Else the share that takes the documents of the lowest numbers, as many as have
+    4 KiB of text but at most half of those with any: still by the hash alone, so that equal texts stay together and
+    the order of files means nothing. None for a single text."""
+    sizes: dict[int, int] = {}
+    number = 0
+    for piece in pieces:
+        if piece.side == "val":
+            return None
+        number = split_number(piece.text) if piece.opens else number
+        sizes[number] = sizes.get(number, 0) + len(piece.text)
+    chosen, size = None, 0
+    numbers = sorted(number for number in sizes if sizes[number])
+    for chosen in numbers[: len(numbers) // 2]:
+        size += sizes[chosen]
+        if size >= LEAST_VAL_BYTES:
+            break
+    return None if chosen is None else math.nextafter(chosen / 2**64, 1.0)  # above it, however it was rounded
+
+
+def _make_tokenizer(config: PrepareConfig, sources: list[Source], val_share: float) -> tuple[Tokenizer, str | None]:
+    """The tokenizer, and the hash of the text it was trained on, if it was."""
+    if not config.tokenizer.startswith("bpe-"):
+        named = config.tokenizer in ("gpt2", "bytes")
+        return load_tokenizer(None if named else config.tokenizer, config.tokenizer), None
+    texts = _training_text(config, sources, val_share)
+    return train_tokenizer(config.tokenizer, (text.decode() for text in texts)), _hash_of(texts)
+
+
+def _training_text(config: PrepareConfig, sources: list[Source], val_share: float) -> list[bytes]:
+    if any(source.only_once for source in sources):
+        raise ConfigError(
+            f"--tokenizer {config.tokenizer} is trained on the text first, but standard input can be read only once; "
+            f"give a file, or --tokenizer gpt2, bytes or a folder that carries one"
+        )
+    texts: list[bytes] = []
+    size = 0
+    for piece in Reader(config.field, skip_bad=config.skip_bad).pieces(sources, val_share):
+        if size >= TRAINING_BYTES:
+            break
+        if piece.side == "train":
+            texts.append(piece.text)
+            size += len(piece.text)
+    return texts
+
+
+def _hash_of(texts: Iterable[bytes]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for text in texts:
+        digest.update(b"%d\n" % len(text))
+        digest.update(text)
+    return digest.hexdigest()
+
+
+def _options(config: PrepareConfig) -> Options:
+    names = [field.name for field in dataclasses.fields(Options)]
+    return Options(**{name: getattr(config, name) for name in names})
+
+
+def _shard_files(folder: Path, name: str) -> list[Path]:
+    return [path for side in ("train", "val") for path in folder.glob(f"{name}_{side}_*.bin*")]
+
+
+def _clear(folder: Path, name: str) -> None:
+    """Delete what a run of ours wrote. The manifest goes before the shards, so that it never lists what is gone, and
+    after the tokenizer, which alone would look like another's."""
+    names = {name}
+    with contextlib.suppress(DataError):  # a damaged manifest is what --overwrite may be for
+        names |= {found.options.name} if (found := read_dataset(folder)) else set()
+    shards = [path for each in names for path in _shard_files(folder, each)]
+    for path in (folder / TOKENIZER_FILE, folder / FILE_NAME, *shards):
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def only_writer(folder: Path, flag: str = "--out ") -> Iterator[None]:
+    """Make the folder and hold it against a second writer. The lock goes with the process, however it ends. Readers of
+    the input and the network name what fails there, so what is left of OSErrors is about the folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{flag}{folder}: cannot be made a folder ({error.strerror}); name another") from None
+    busy = DataError(f"{flag}{folder}: another process prepares data there; wait for it or name another")
+    try:
+        with lock.only_writer(folder, busy):
+            yield
+    except OSError as error:
+        raise PacelineError(
+            f"{flag}{folder}: cannot be written ({error.strerror or error}); what is finished is kept, make room and "
+            f"run the same command again to continue"
+        ) from error

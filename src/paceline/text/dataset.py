@@ -1,0 +1,76 @@
+"""From the config to open data: the folder, its shards, its tokenizer."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.core.errors import ConfigError, DataError
+from paceline.data.corpus import Corpus
+from paceline.data.shards import Shard, check_vocabulary, made_with_another, open_shard
+from paceline.settings.data import BUILTIN, DataConfig
+from paceline.text.builtin import builtin_corpus
+from paceline.text.config import how_to_get
+from paceline.text.tokenizer import FILE_NAME, Tokenizer, load_tokenizer, saved_end_of_text, saved_identity
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    folder: Path
+    train: Corpus
+    val: Corpus
+    config: DataConfig
+
+    def tokenizer(self) -> Tokenizer:
+        """Loaded on demand: training needs the ids only, and GPT-2's vocabulary may have to be downloaded."""
+        tokenizer = load_tokenizer(self.folder, self.config.tokenizer)
+        identity = (tokenizer.name, tokenizer.fingerprint)
+        _check_made_with(identity, f"tokenizer {tokenizer.name}", (*self.train.shards, *self.val.shards))
+        return tokenizer
+
+
+def open_dataset(data: DataConfig, vocab_size: int) -> Dataset:
+    """Open what `data` names; ids must fit the vocabulary, and end-of-text be the one the data were made with."""
+    if data.dir != BUILTIN:
+        return _open_folder(Path(data.dir), data, vocab_size)
+    folder = builtin_corpus(data.tokenizer)
+    try:
+        return _open_folder(folder, data, vocab_size)
+    except DataError as error:
+        raise DataError(f"{error}; this is the built-in corpus: delete {folder} and it is made again") from None
+
+
+def _open_folder(folder: Path, data: DataConfig, vocab_size: int) -> Dataset:
+    train = open_corpus(folder, data.train, vocab_size)
+    val = open_corpus(folder, data.val, vocab_size)
+    _check_made_with(saved_identity(folder), str(folder / FILE_NAME), (*train.shards, *val.shards))
+    expected = saved_end_of_text(folder)
+    if expected is not None and expected != data.end_of_text:
+        raise ConfigError(
+            f"--data.end-of-text {data.end_of_text}: the documents in {folder} are opened by token {expected}; use that"
+        )
+    return Dataset(folder=folder, train=train, val=val, config=data)
+
+
+def open_corpus(folder: Path, pattern: str, vocab_size: int) -> Corpus:
+    """Open the shards in `folder` that match `pattern`, in sorted name order, and check their ids."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: not a folder; --data.dir names one with shards, {how_to_get(folder)}")
+    paths = sorted(path for path in folder.glob(pattern) if path.is_file())
+    if not paths:
+        others = len(list(folder.glob("*.bin")))
+        raise DataError(
+            f"{folder}: no shard matches {pattern!r} ({others} other .bin files there); change the pattern "
+            f"(--data.train, --data.val), or {how_to_get(folder)}"
+        )
+    shards = tuple(open_shard(path) for path in paths)
+    for shard in shards:
+        check_vocabulary(shard, vocab_size)
+    return Corpus(shards=shards, vocab_size=vocab_size)
+
+
+def _check_made_with(identity: Collection[str], called: str, shards: Iterable[Shard]) -> None:
+    """Another tokenizer's byte lengths would give wrong bits per byte, or none for ids past its end."""
+    if other := made_with_another(shards, identity):
+        raise DataError(
+            f"{called}: not the tokenizer that {other.path} was made with; put that one back or prepare the data again"
+        )

@@ -1,0 +1,186 @@
+"""Text to shards, in several processes, restartable at any moment.
+
+The input is read in order, as chunks of about 1 MiB; processes encode chunks, this one joins the results in order, so
+neither the number of processes nor a restart changes a byte. Every document is opened by end-of-text and
+shards are cut at exactly `shard_tokens`, through documents, as llm.c's are. A shard appears under its name only when
+whole, then `dataset.json` notes it together with the place in the input that follows it. After a kill the input is
+read again but only what no finished shard holds is encoded; a hash over what was consumed tells whether it is still
+the same input. The unfinished shard in memory is what a kill costs.
+"""
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from paceline.core.environment import usable_cores
+from paceline.core.errors import DataError
+from paceline.core.units import human_count
+from paceline.text.config import PrepareConfig
+from paceline.text.continuation import begin, input_changed, only_writer
+from paceline.text.encode import Chunk, encode_in_order
+from paceline.text.manifest import DatasetManifest, Position, Progress, ShardEntry, SourceEntry, write_dataset
+from paceline.text.shard_writer import write_shard
+from paceline.text.sources import Piece, Reader, Side, Source, cut_lone_text, find_sources
+
+CHUNK_BYTES = 1 << 20
+SMALL_INPUT_BYTES = 8 << 20
+"""Below this, starting processes (0.5 s) costs more than they save."""
+FIRST_NUMBER: dict[Side, int] = {"train": 1, "val": 0}
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a preparation is, for whoever shows it."""
+
+    bytes_read: int
+    bytes_total: int
+    """0 when the input's size is not known."""
+    tokens: int
+    shards: int
+
+    def __str__(self) -> str:
+        return f"{human_count(self.tokens)} tokens, {self.shards} shards"
+
+
+def prepare(config: PrepareConfig, on_progress: Callable[[Status], None] = lambda _: None) -> DatasetManifest:
+    """Carry out `config` and return the finished manifest. Calling it again continues, or finds all done."""
+    sources = cut_lone_text(find_sources(config.inputs, config.stdin_format), config.val_share)
+    folder = Path(config.out)
+    with only_writer(folder):
+        manifest = begin(folder, config, sources)
+        reader = Reader(config.field, skip_bad=config.skip_bad)
+        run = _Run(folder, manifest, sources, reader, on_progress)
+        run.consume(read_chunks(reader.pieces(sources, manifest.val_share)), _workers(config, sources))
+        return run.finish()
+
+
+def read_chunks(pieces: Iterable[Piece]) -> Iterator[Chunk]:
+    """Group pieces until a chunk is full. The grouping depends on nothing but the input."""
+    digest = hashlib.blake2b(digest_size=16)
+    held: list[Piece] = []
+    size, number = 0, 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece.text)
+        digest.update(b"%d %d %s\n" % (len(piece.text), piece.opens, piece.side.encode()))
+        digest.update(piece.text)
+        if size >= CHUNK_BYTES:
+            yield Chunk(number, held, digest.hexdigest())
+            held, size, number = [], 0, number + 1
+    if held:
+        yield Chunk(number, held, digest.hexdigest())
+
+
+class _Side:
+    """One side's tokens on their way into shards."""
+
+    def __init__(self, side: Side, position: Position) -> None:
+        self.side: Side = side
+        self.position = position
+        self._parts: list[np.ndarray] = []
+        self.waiting = 0
+
+    def add(self, tokens: np.ndarray, chunk: int) -> None:
+        fresh = tokens[self.position.token :] if chunk == self.position.chunk else tokens
+        self._parts.append(fresh)
+        self.waiting += len(fresh)
+
+    def take(self, count: int) -> np.ndarray:
+        """The first `count` waiting tokens; the rest keeps waiting."""
+        joined = np.concatenate(self._parts)
+        self._parts, self.waiting = [joined[count:]], len(joined) - count
+        return joined[:count]
+
+
+@dataclass
+class _Run:
+    """The state of one preparation: what is finished, and what waits in memory."""
+
+    folder: Path
+    manifest: DatasetManifest
+    sources: list[Source]
+    reader: Reader
+    on_progress: Callable[[Status], None]
+    text_bytes: int = 0
+    chunks_read: int = 0
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        self.before = self.manifest.progress  # where the run that we continue had come to
+        self.sides = (_Side("train", self.before.train), _Side("val", self.before.val))
+
+    def consume(self, chunks: Iterable[Chunk], workers: int) -> None:
+        stream = encode_in_order(map(self._admit, chunks), self.folder, self.manifest.tokenizer.name, workers)
+        with contextlib.closing(stream) as encoded:  # ends the processes when a write fails
+            for chunk, tokens in encoded:
+                for side in self.sides:
+                    side.add(tokens[side.side], chunk.number)
+                    while side.waiting >= self.manifest.options.shard_tokens:
+                        self._record(side, chunk, len(tokens[side.side]))
+                self._report()
+
+    def _admit(self, chunk: Chunk) -> Chunk:
+        """Check the input against the run that we continue, and keep the pieces that no finished shard holds."""
+        self.text_bytes += sum(len(piece.text) for piece in chunk.pieces)
+        self.chunks_read, self.digest = chunk.number + 1, chunk.digest
+        if self.chunks_read == self.before.chunks and chunk.digest != self.before.digest:
+            raise input_changed(self.folder, "its text is not the one that these shards were made from")
+        if self.manifest.complete and self.chunks_read > self.before.chunks:
+            raise input_changed(self.folder, "it has grown since these shards were finished")
+        first = {side.side: side.position.chunk for side in self.sides}
+        return replace(chunk, pieces=[piece for piece in chunk.pieces if chunk.number >= first[piece.side]])
+
+    def _record(self, side: _Side, chunk: Chunk, chunk_tokens: int) -> None:
+        """Write a full shard, then the manifest that knows it. A kill between the two makes the shard again, equal."""
+        if chunk.number + 1 < self.before.chunks:
+            raise input_changed(self.folder, "a shard fills earlier than it did")
+        entry = self._write(side, self.manifest.options.shard_tokens)
+        side.position = Position(chunk=chunk.number, token=chunk_tokens - side.waiting)
+        train, val = (each.position for each in self.sides)
+        progress = Progress(chunks=chunk.number + 1, digest=chunk.digest, train=train, val=val)
+        self.manifest = replace(self.manifest, shards=(*self.manifest.shards, entry), progress=progress)
+        write_dataset(self.folder, self.manifest)
+
+    def _write(self, side: _Side, count: int) -> ShardEntry:
+        number = FIRST_NUMBER[side.side] + sum(shard.side == side.side for shard in self.manifest.shards)
+        path = self.folder / f"{self.manifest.options.name}_{side.side}_{number:06d}.bin"
+        tokens, tokenizer = side.take(count), self.manifest.tokenizer
+        documents = int(np.count_nonzero(tokens == tokenizer.end_of_text))
+        written = write_shard(path, tokens, documents=documents, tokenizer=tokenizer.fingerprint)
+        return ShardEntry(file=path.name, side=side.side, tokens=count, documents=documents, blake2b=written.blake2b)
+
+    def _report(self) -> None:
+        total = 0 if any(source.path is None for source in self.sources) else sum(s.bytes for s in self.sources)
+        tokens = self.manifest.tokens + sum(side.waiting for side in self.sides)
+        self.on_progress(Status(self.reader.bytes_read, total, tokens, len(self.manifest.shards)))
+
+    def finish(self) -> DatasetManifest:
+        """Write each side's last, shorter shard, and the manifest that closes the dataset."""
+        if self.chunks_read < self.before.chunks:
+            raise input_changed(self.folder, "it has become shorter")
+        if self.manifest.complete:
+            return self.manifest
+        last = [self._write(side, side.waiting) for side in self.sides if side.waiting]
+        if not self.manifest.shards and not last:
+            raise DataError(f"{self.sources[0].place}: no documents there; nothing to write")
+        done = Position(chunk=self.chunks_read)
+        self.manifest = replace(
+            self.manifest,
+            complete=True,
+            shards=tuple(sorted((*self.manifest.shards, *last), key=lambda entry: entry.file)),
+            progress=Progress(chunks=self.chunks_read, digest=self.digest, train=done, val=done),
+            sources=tuple(SourceEntry(name=source.name, bytes=source.bytes) for source in self.sources),
+            text_bytes=self.text_bytes,
+            skipped=self.reader.skipped,
+        )
+        write_dataset(self.folder, self.manifest)
+        return self.manifest
+
+
+def _workers(config: PrepareConfig, sources: list[Source]) -> int:
+    small = all(source.path for source in sources) and sum(source.bytes for source in sources) < SMALL_INPUT_BYTES
+    return config.workers or (1 if small else usable_cores())

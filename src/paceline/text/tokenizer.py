@@ -1,0 +1,243 @@
+"""Text to token ids and back: GPT-2's BPE, a byte-level BPE trained on the data, or raw bytes.
+
+All three know each token as the bytes it stands for, so decoding is a table lookup here and only encoding asks a
+library. End-of-text is never produced by encoding: the characters `<|endoftext|>` in a text are ordinary text and come
+back as they were. A trained BPE gives end-of-text id 0, then the 256 bytes, then its merges; training is deterministic
+(tokenizers 0.23: the same vocabulary with one thread and two). Ids must fit into uint16.
+"""
+
+import hashlib
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.core.errors import ConfigError, DataError, PacelineError
+from paceline.core.files import write_json
+from paceline.core.schema import read_json
+from paceline.data.shards import MAX_VOCAB_SIZE, TOKEN_DTYPE
+
+FILE_NAME = "tokenizer.json"
+END_OF_TEXT = "<|endoftext|>"
+LONGEST_WORD = 1000
+"""Bytes of a word as training sees it. The library's time grows with a word's square, and text without spaces (DNA,
+base64) is one word. Encoding knows no such limit."""
+LONG_RUN = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD // 4}}}|(?<!\s)\s{{{LONGEST_WORD // 4}}}")
+"""What every word beyond that holds: a character has up to 4 bytes."""
+
+
+class Tokenizer(ABC):
+    """One vocabulary. `token_bytes[i]` is what token i stands for; end-of-text stands for nothing."""
+
+    name: str
+    end_of_text: int
+    token_bytes: list[bytes]
+    rules: dict[str, Any] | None = None
+    """What encoding depends on beyond the table, as JSON values: the merges of a trained BPE."""
+
+    @abstractmethod
+    def encode_array(self, text: str) -> np.ndarray:
+        """Token ids of `text`, (n,) uint16, without end-of-text. The fast way: no Python list is made."""
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.encode_array(text).tolist()
+        return ids
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """The text's bytes; end-of-text adds none, so the length is the sum of `token_byte_lengths`."""
+        return b"".join(map(self.token_bytes.__getitem__, ids))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text for people: end-of-text shows as `<|endoftext|>`, and bytes that are not UTF-8 as U+FFFD."""
+        shown = (END_OF_TEXT.encode() if i == self.end_of_text else self.token_bytes[i] for i in ids)
+        return b"".join(shown).decode("utf-8", errors="replace")
+
+    def token_byte_lengths(self) -> np.ndarray:
+        """Bytes each token stands for, (vocab_size,) int64: the divisor of bits per byte. End-of-text counts 0."""
+        return np.fromiter(map(len, self.token_bytes), dtype=np.int64)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.token_bytes)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for two tokenizers only if they give the same ids for every text."""
+        lengths = self.token_byte_lengths().tobytes()
+        content = [lengths, *self.token_bytes, str(self.end_of_text).encode(), json.dumps(self.rules).encode()]
+        return hashlib.blake2b(b"".join(content), digest_size=16).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write `tokenizer.json`, from which `load_tokenizer` makes an equal one."""
+        head = {"name": self.name, "end_of_text": self.end_of_text, "fingerprint": self.fingerprint}
+        write_json(folder / FILE_NAME, head | {"rules": self.rules})
+
+
+class ByteTokenizer(Tokenizer):
+    """Every byte a token, and end-of-text 256. Nothing to train, four times the tokens."""
+
+    name = "bytes"
+    end_of_text = 256
+
+    def __init__(self) -> None:
+        self.token_bytes = [bytes([value]) for value in range(256)] + [b""]
+
+    def encode_array(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode(), dtype=np.uint8).astype(TOKEN_DTYPE)
+
+
+class TiktokenTokenizer(Tokenizer):
+    """Any tiktoken encoding; `gpt2_tokenizer` makes the one that the records use."""
+
+    def __init__(self, name: str, encoding: Any) -> None:
+        _check_size(name, encoding.n_vocab)
+        self.name = name
+        self.end_of_text = encoding.eot_token
+        self.token_bytes = [b""] * encoding.n_vocab
+        for value in encoding.token_byte_values():  # sorted by bytes, not by id
+            self.token_bytes[encoding.encode_single_token(value)] = value
+        self._encoding = encoding
+
+    def encode_array(self, text: str) -> np.ndarray:
+        ids = self._encoding.encode_to_numpy(text, disallowed_special=())
+        return np.asarray(ids, dtype=TOKEN_DTYPE)
+
+
+class TrainedTokenizer(Tokenizer):
+    """A byte-level BPE in the tokenizers library, with GPT-2's rule for cutting text into words."""
+
+    end_of_text = 0
+
+    def __init__(self, name: str, vocabulary: list[str], merges: list[list[str]]) -> None:
+        """`vocabulary` in id order and `merges` in order of rank, in the printable letters of byte-level BPE."""
+        import tokenizers
+
+        _check_size(name, len(vocabulary))
+        self.name = name
+        self.rules = {"vocabulary": vocabulary, "merges": merges}
+        byte_of = {letter: value for value, letter in byte_letters().items()}
+        self.token_bytes = [b""] + [bytes(byte_of[letter] for letter in token) for token in vocabulary[1:]]
+        ids = {token: index for index, token in enumerate(vocabulary)}
+        model = tokenizers.models.BPE(vocab=ids, merges=[(left, right) for left, right in merges])
+        self._library = tokenizers.Tokenizer(model)  # end-of-text is no added token here, so text cannot spell it
+        self._library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+    def encode_array(self, text: str) -> np.ndarray:
+        return np.asarray(self._library.encode_batch_fast([text])[0].ids, dtype=TOKEN_DTYPE)
+
+
+def train_tokenizer(name: str, texts: Iterable[str]) -> TrainedTokenizer:
+    """Train `bpe-N` on `texts`, on long words in parts. A text too small for N merges gives a smaller vocabulary."""
+    import tokenizers
+
+    texts = list(texts)
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+    words = library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if any(map(LONG_RUN.search, texts)):  # only then: it slows training down and does nothing to ordinary text
+        parts = tokenizers.pre_tokenizers.Split(tokenizers.Regex(f".{{1,{LONGEST_WORD}}}"), behavior="isolated")
+        library.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([words, parts])
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=trained_size(name),
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(byte_letters().values()),
+        show_progress=False,
+    )
+    library.train_from_iterator(texts, trainer)
+    model = json.loads(library.to_str())["model"]
+    return TrainedTokenizer(name, sorted(model["vocab"], key=model["vocab"].__getitem__), model["merges"])
+
+
+def trained_size(name: str) -> int:
+    """The N of `bpe-N`."""
+    digits = name.removeprefix("bpe-")
+    if not name.startswith("bpe-") or not digits.isdigit() or not 257 <= int(digits) <= MAX_VOCAB_SIZE:
+        raise ConfigError(f"tokenizer {name!r}: not known; use gpt2, bytes or bpe-N with 257 <= N <= {MAX_VOCAB_SIZE}")
+    return int(digits)
+
+
+def gpt2_tokenizer() -> TiktokenTokenizer:
+    """GPT-2's BPE. tiktoken downloads it on first use unless $TIKTOKEN_CACHE_DIR holds it."""
+    try:
+        import tiktoken
+    except ImportError:
+        raise PacelineError("tokenizer gpt2: the package tiktoken is missing; pip install tiktoken") from None
+    try:
+        encoding = tiktoken.get_encoding("gpt2")
+    except (OSError, ValueError) as error:  # requests' errors are OSErrors; a wrong hash in the cache is a ValueError
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise PacelineError(
+            f"tokenizer gpt2: its vocabulary could not be loaded ({reason}); connect once, or point "
+            f"TIKTOKEN_CACHE_DIR to a folder that holds it"
+        ) from None
+    return TiktokenTokenizer("gpt2", encoding)
+
+
+def load_tokenizer(folder: Path | str | None, name: str) -> Tokenizer:
+    """The tokenizer that `folder` carries; without a folder, or where it carries none, the one called `name`."""
+    if folder is not None and (saved := Path(folder) / FILE_NAME).exists():
+        return _load_saved(saved)
+    if name == "gpt2":
+        return gpt2_tokenizer()
+    if name == "bytes":
+        return ByteTokenizer()
+    trained_size(name)  # refuses names that are not known
+    where = f"{folder} holds no {FILE_NAME}" if folder is not None else "no folder is given"
+    raise ConfigError(f"tokenizer {name}: a BPE is trained on its data, but {where}; make the data with `data prepare`")
+
+
+def saved_end_of_text(folder: Path) -> int | None:
+    """The end-of-text id of the tokenizer that `folder` carries, without loading it; None where it carries none."""
+    path = folder / FILE_NAME
+    if not path.exists():
+        return None
+    saved = read_json(path)
+    token = saved.get("end_of_text") if isinstance(saved, dict) else None
+    if not isinstance(token, int):
+        raise DataError(f"{path}: not a saved tokenizer (no end_of_text); prepare the data again")
+    return token
+
+
+def saved_identity(folder: Path) -> frozenset[str]:
+    """How a shard's manifest may call the tokenizer that `folder` carries: by its fingerprint, or by name in those that
+    were downloaded. Read without loading it; empty where there is none to compare."""
+    path = folder / FILE_NAME
+    saved = read_json(path) if path.exists() else None
+    if not isinstance(saved, dict) or not isinstance(saved.get("fingerprint"), str):
+        return frozenset()  # a file without one is refused when it is loaded
+    return frozenset({str(saved.get("name")), saved["fingerprint"]})
+
+
+def _load_saved(path: Path) -> Tokenizer:
+    try:
+        saved = read_json(path)
+        name, rules = saved["name"], saved["rules"]
+        tokenizer = TrainedTokenizer(name, **rules) if rules else load_tokenizer(None, name)
+        expected = saved["fingerprint"]
+    except PacelineError:
+        raise
+    except Exception as error:  # the library raises bare Exceptions for merges that do not fit the vocabulary
+        raise DataError(
+            f"{path}: not a saved tokenizer ({type(error).__name__}: {error}); prepare the data again"
+        ) from None
+    if tokenizer.fingerprint != expected:
+        raise DataError(
+            f"{path}: its tokenizer is not the one that was saved; the file is damaged, prepare the data again"
+        )
+    return tokenizer
+
+
+def byte_letters() -> dict[int, str]:
+    """The printable letter for each byte, as GPT-2 chose them: itself where printable, else from U+0100 on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [value for value in range(256) if value not in printable]
+    return {value: chr(value) for value in printable} | {value: chr(256 + n) for n, value in enumerate(hidden)}
+
+
+def _check_size(name: str, size: int) -> None:
+    if size > MAX_VOCAB_SIZE:
+        raise ConfigError(f"tokenizer {name}: {size:,} tokens; shards hold ids below {MAX_VOCAB_SIZE:,}, use fewer")

@@ -1,0 +1,180 @@
+"""What happens between steps: metrics, validation, checkpoints. `bad_steps.py` and `average.py` are hooks, too."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoint.run_folder import RunFolder
+from paceline.checkpoint.save import Checkpoint, Saver, set_aside_after
+from paceline.core.random_states import of_all_ranks, random_states
+from paceline.core.schema import to_dict
+from paceline.data.batches import Cursor
+from paceline.data.corpus import Batch
+from paceline.evaluate.validation import block_share, padding_batch, validate, validation_batches
+from paceline.metrics.deferred import DeferredMetrics, Values
+from paceline.metrics.meter import MeterState
+from paceline.metrics.metrics_file import EvalMetrics, StepMetrics
+from paceline.metrics.sinks import JsonlSink, Sink
+from paceline.parallel.batch_split import rank_slice
+from paceline.settings.schedule import StepSettings, tokens_before
+from paceline.train.loop import Hook, Loop, metrics_due
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedState:
+    """What a checkpoint keeps besides tensors and config."""
+
+    cursor: Cursor
+    """The data that comes next."""
+    metrics_bytes: int
+    """Length of the metrics file by then."""
+    clocks: MeterState
+
+
+class MetricsHook(Hook):
+    """A line of metrics at every `metrics.every` steps."""
+
+    def __init__(self, loop: Loop, deferred: DeferredMetrics) -> None:
+        self._loop, self._deferred = loop, deferred
+
+    def after_step(self, settings: StepSettings, values: Values) -> None:
+        config, done = self._loop.run.config, settings.step + 1
+        if metrics_due(config.metrics.every, done, config.steps):
+            now, rate = _now(self._loop, settings, done), self._loop.meter.tokens_per_s
+            line = StepMetrics(**now, train_loss=None, lr_scale=settings.lr_scale, tokens_per_s=rate)
+            self._deferred.step(line, values)
+
+
+def _now(loop: Loop, settings: StepSettings, done: int) -> dict[str, Any]:
+    """What every line of metrics says, after so many steps. The widest window counts; None if the preset has none."""
+    tokens, widest = tokens_before(loop.run.config, done), max(settings.windows.values(), default=None)
+    meter = loop.meter
+    return {"step": done, "tokens": tokens, "window_tokens": widest, "train_s": meter.train_s, "wall_s": meter.wall_s}
+
+
+class EvaluationHook(Hook):
+    """Validation every `evaluate.every` steps and at the end. `shipped` swaps in the weights that a finished run ships,
+    where those are others than it trains with."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        deferred: DeferredMetrics,
+        sink: Sink,
+        before: Sequence[EvalMetrics],
+        on_evaluation: Callable[[list[EvalMetrics]], None],
+        shipped: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        self.evaluations, self._shipped = list(before), shipped
+        self._loop, self._deferred, self._sink, self._on_evaluation = loop, deferred, sink, on_evaluation
+
+    def before_step(self, settings: StepSettings) -> bool:
+        if not self._due(settings.step):
+            return False
+        if (found := self._evaluated(settings)) is not None:
+            self.evaluations.append(found)
+            self._sink.write(found)
+            self._on_evaluation(self.evaluations)
+        return True
+
+    def _due(self, step: int) -> bool:
+        config = self._loop.run.config
+        if self.evaluations and self.evaluations[-1].step == step:  # made before this run was interrupted
+            return False
+        every = config.evaluate.every
+        return step == config.steps or (every is not None and step % every == 0)
+
+    def _evaluated(self, settings: StepSettings) -> EvalMetrics | None:
+        """None: it was given up, because the run is to end."""
+        loop, run, gradient = self._loop, self._loop.run, self._loop.gradient
+        weights = self._shipped if settings.step == run.config.steps else contextlib.nullcontext
+        with loop.meter.paused():
+            self._deferred.flush()
+            with weights(), gradient.droppable():
+                batches, device = self._batches(), run.machine.device
+                token_bytes = None if run.tokenizer is None else run.tokenizer.token_byte_lengths()
+                found = validate(
+                    run.forward, batches, gradient.windows, token_bytes, run.ranks, device=device, give_up=loop.stopping
+                )
+                extra = self._mask_facts()
+        if found is None:
+            return None
+        now = _now(loop, settings, settings.step)
+        return EvalMetrics(**now, val_loss=found.loss, val_bpb=found.bits_per_byte, extra=extra)
+
+    def _batches(self) -> Iterator[Batch]:
+        """This rank's; where a forward pass needs all ranks, padding takes the place of an empty one."""
+        run = self._loop.run
+        c, share = run.config, run.largest_share
+        place = rank_slice(run.ranks.rank, run.ranks.world, c.parallel.context_parallel)
+        length, micro = c.batch.sequence_tokens, share.micro_sequences
+        found = validation_batches(run.data.val, length, c.evaluate.tokens, micro, rank=place.run, world=place.runs)
+        for batch in found:
+            padded = not batch.targets.size and run.sync.forward_is_collective
+            yield padding_batch(length) if padded else place.cut(batch)
+
+    def _mask_facts(self) -> dict[str, float]:
+        """What the mask of the first validation batch looks like at this window."""
+        c = self._loop.run.config
+        length, micro = c.batch.sequence_tokens, c.batch.micro_sequences
+        first = next(validation_batches(self._loop.run.data.val, length, c.evaluate.tokens, micro))
+        windows = self._loop.gradient.windows
+        tokens = torch.from_numpy(first.tokens).to(windows.device)
+        share = block_share(c.model, tokens, windows[0], end_of_text=c.data.end_of_text)
+        return {} if share is None else {"full_block_share": float(share)}
+
+
+class CheckpointHook(Hook):
+    """Saves the run every `checkpoint.every` steps, beside the training. `log` is None on ranks that write nothing;
+    `asked` is the config as checkpoints keep it."""
+
+    def __init__(
+        self, loop: Loop, folder: RunFolder, deferred: DeferredMetrics, log: JsonlSink | None, asked: Mapping[str, Any]
+    ) -> None:
+        self._loop, self._folder, self._deferred, self._log, self._asked = loop, folder, deferred, log, asked
+        self.saver = Saver(folder, keep=loop.run.config.checkpoint.keep, writes=log is not None)
+        self.saved_step = loop.position.step or None
+
+    def settle_in(self) -> None:
+        """Before the first step: no checkpoint that a later launch would take for this run's newest; and of several
+        ranks, which are not interrupted while they compile, one to come back to."""
+        position, run = self._loop.position, self._loop.run
+        if position.rewound:
+            self.save(position.step)
+            self.saver.wait()  # on the disk, before those after it go away
+        if run.ranks.is_main:
+            set_aside_after(self._folder, position.step)
+        if run.config.train.compile and position.step == 0 and run.ranks.world > 1:
+            self.save(position.step)
+
+    def after_step(self, settings: StepSettings, values: Values) -> None:
+        config, done = self._loop.run.config, settings.step + 1
+        every = config.checkpoint.every
+        if every is not None and done % every == 0 and done != config.steps:
+            self.save(done)
+
+    def wants_stop(self) -> bool:
+        self.saver.check()
+        return False
+
+    def save(self, step: int) -> None:
+        """Begin to leave a checkpoint, with all ranks' help; rank 0's thread writes it."""
+        run, meter = self._loop.run, self._loop.meter
+        with meter.paused():
+            self._deferred.flush()
+            groups: dict[str, Mapping[str, Tensor]] = {
+                "model": dict(run.model.named_parameters()),
+                "optimizer": run.optimizer.state_dict(wanted=self._log is not None, copied=False),
+                "random": of_all_ranks(run.ranks.to_first(random_states())),
+                "buffers": run.model.state_buffers(),
+                **{hook.name: hook.state() for hook in self._loop.hooks if hook.name},
+            }
+            written = 0 if self._log is None else self._log.position()
+            state = SavedState(cursor=self._loop.cursor, metrics_bytes=written, clocks=meter.state())
+            self.saver.save(Checkpoint(step, groups, state=to_dict(state), config=self._asked))
+        self.saved_step = step

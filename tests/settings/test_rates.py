@@ -1,0 +1,109 @@
+"""Rates and momentum at every step of every record, from the closed forms."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis.strategies import floats, integers
+
+from paceline.core.errors import ConfigError
+from paceline.settings.optim import AdamConfig, MuonConfig, OptimConfig, ScheduleConfig
+from paceline.settings.schedule import cooldown_steps_of, lr_scale, muon_momentum, scaled_to
+
+
+def scale_at(step: int, schedule: ScheduleConfig, steps: int) -> float:
+    return lr_scale(step, steps=steps, cooldown_steps=cooldown_steps_of(schedule, steps), floor=schedule.floor)
+
+
+def in_steps(cooldown: int) -> ScheduleConfig:
+    return ScheduleConfig(cooldown_steps=cooldown, cooldown_share=None)
+
+
+@pytest.mark.parametrize(
+    ("record", "steps", "flat_until", "cooldown"),
+    [
+        (4, 6200, 4400, 1800),
+        (5, 5100, 3650, 1450),
+        (13, 1750, 1110, 640),
+        (14, 1530, 930, 600),
+        (15, 1480, 880, 600),
+        (16, 1480, 880, 600),
+        (17, 1490, 890, 600),
+    ],
+)
+def test_a_cooldown_in_steps_follows_the_record_exactly(
+    record: int, steps: int, flat_until: int, cooldown: int
+) -> None:
+    expected = [1.0 if step < flat_until else (steps - step) / cooldown for step in range(steps)]
+    assert [scale_at(step, in_steps(cooldown), steps) for step in range(steps)] == expected
+    assert expected[-1] == 1 / cooldown, "the last update still moves"
+
+
+@pytest.mark.parametrize("steps", [1390, 266, 95])  # record 18, and two lengths at which the share is not whole
+def test_a_cooldown_share_is_a_function_of_step_over_steps(steps: int) -> None:
+    for step in range(steps):
+        remaining = 1 - step / steps
+        expected = 1.0 if remaining >= 0.4 else remaining / 0.4
+        assert scale_at(step, ScheduleConfig(cooldown_share=0.4), steps) == pytest.approx(expected, rel=1e-12)
+
+
+def test_record_18_cools_over_its_last_556_steps() -> None:
+    schedule = ScheduleConfig(cooldown_share=0.4)
+    assert cooldown_steps_of(schedule, 1390) == pytest.approx(556)
+    assert scale_at(834, schedule, 1390) == 1.0
+    assert scale_at(835, schedule, 1390) < 1.0
+    assert scale_at(1389, schedule, 1390) == pytest.approx(0.0017986, abs=5e-8)
+
+
+def test_the_line_aims_at_the_floor_one_step_after_the_last() -> None:
+    schedule = ScheduleConfig(cooldown_steps=50, cooldown_share=None, floor=0.2)
+    assert scale_at(100, schedule, 100) == 0.2
+    assert scale_at(75, schedule, 100) == pytest.approx(0.6)
+    assert scale_at(50, schedule, 100) == 1.0
+
+
+@given(step=integers(0, 1000), steps=integers(1, 1000), share=floats(0.01, 1), floor=floats(0, 1))
+def test_the_multiplier_stays_between_floor_and_one(step: int, steps: int, share: float, floor: float) -> None:
+    schedule = ScheduleConfig(cooldown_share=share, floor=floor)
+    now, then = (scale_at(min(s, steps), schedule, steps) for s in (step, step + 1))
+    assert floor <= then <= now <= 1.0
+
+
+@pytest.mark.parametrize("floor", [-0.1, 1.1])
+def test_a_floor_outside_the_rates_is_refused(floor: float) -> None:
+    with pytest.raises(ConfigError, match=r"--optim.schedule.floor"):
+        ScheduleConfig(floor=floor)
+
+
+def test_a_cooldown_longer_than_the_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--optim.schedule.cooldown-steps 601 .*600 steps"):
+        cooldown_steps_of(in_steps(601), 600)
+
+
+def test_momentum_warms_up_over_300_steps() -> None:
+    muon = MuonConfig(momentum_start=0.85, momentum_warmup_steps=300)
+    for step in range(1390):
+        assert muon_momentum(step, muon) == pytest.approx(0.85 + 0.10 * min(step / 300, 1), abs=1e-15)
+    assert muon_momentum(300, muon) == 0.95
+
+
+def test_momentum_without_warm_up_is_constant_from_step_0() -> None:
+    assert {muon_momentum(step, MuonConfig(momentum_start=0.5)) for step in range(10)} == {0.95}
+
+
+def test_steps_scale_a_cooldown_given_in_steps() -> None:
+    r17 = OptimConfig(schedule=in_steps(600), muon=MuonConfig(momentum_start=0.85, momentum_warmup_steps=300))
+    assert scaled_to(r17, 1490, 95) == replace(r17, schedule=in_steps(38)), "nothing but the cool-down changes"
+    assert scaled_to(r17, 1490, 2980).schedule.cooldown_steps == 1200
+    assert scaled_to(r17, 1490, 1).schedule.cooldown_steps == 1, "the shortest run still has a cool-down"
+
+
+def test_steps_leave_a_cooldown_share_alone() -> None:
+    r18 = OptimConfig(schedule=ScheduleConfig(cooldown_share=0.4), adam=AdamConfig(lm_head_lr=0.1))
+    assert scaled_to(r18, 1390, 266) == r18
+
+
+@given(cooldown=integers(1, 5000), extra=integers(0, 5000), after=integers(1, 10_000))
+def test_a_scaled_cooldown_always_fits_its_run(cooldown: int, extra: int, after: int) -> None:
+    scaled = scaled_to(OptimConfig(schedule=in_steps(cooldown)), cooldown + extra, after)
+    assert 1 <= cooldown_steps_of(scaled.schedule, after) <= after

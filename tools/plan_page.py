@@ -1,0 +1,73 @@
+"""The tables of docs/plan.md: fitted efficiencies, predictions against every measured figure, GPUs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.lab.plan.efficiency import fit, seconds, step_work
+from paceline.lab.plan.figures import held_out_figures, memory_figures, step_figures
+from paceline.lab.plan.gpus import GPUS
+from paceline.lab.plan.memory import peak_gib
+from paceline.lab.plan.predict import efficiencies_of, step_seconds
+from paceline.lab.plan.work import Profile
+from paceline.metrics.flops import DENSE_BF16_FLOPS
+from page_text import paragraphs, table
+
+NUMBERS = "---:"
+PROFILES: tuple[Profile, ...] = ("reference", "fast")
+
+
+@dataclass(frozen=True)
+class Check:
+    """A measured figure and its predictions: by the planner, and, where something is fitted, by a fit that has seen no
+    figure of that record."""
+
+    source: str
+    measured: float
+    predicted: tuple[float, ...]
+
+    @property
+    def errors(self) -> list[float]:
+        return [value / self.measured - 1 for value in self.predicted]
+
+
+def step_checks() -> list[Check]:
+    figures, checks = step_figures(), []
+    for figure in [*figures, *held_out_figures()]:
+        others = [other for other in figures if other.setting.config.preset != figure.setting.config.preset]
+        unseen = seconds(step_work(figure.setting), fit(figure.setting.profile, others))
+        checks.append(Check(figure.source, figure.measured, (step_seconds(figure.setting), unseen)))
+    return checks
+
+
+def memory_checks() -> list[Check]:
+    return [Check(figure.source, figure.measured, (peak_gib(figure.setting),)) for figure in memory_figures()]
+
+
+def efficiencies(_: str) -> str:
+    fitted = {profile: efficiencies_of(profile) for profile in PROFILES}
+    rows = [(f"`{profile}`", *(f"{value:.2f}" for value in found.values())) for profile, found in fitted.items()]
+    return table(("profile", *(f"`{name}`" for name in fitted["fast"])), rows, NUMBERS)
+
+
+def errors(_: str) -> str:
+    steps = _errors(("step, s", "measured", "predicted", "record unseen"), step_checks(), 4)
+    return paragraphs(steps, _errors(("peak, GiB", "measured", "predicted"), memory_checks(), 2))
+
+
+def _errors(headings: Sequence[str], checks: Sequence[Check], digits: int) -> str:
+    rows = []
+    for check in checks:
+        pairs = zip(check.predicted, check.errors, strict=True)
+        predicted = [f"{value:.{digits}f} ({error:+.1%})" for value, error in pairs]
+        rows.append((check.source, f"{check.measured:.{digits}f}", *predicted))
+    return table(headings, rows, NUMBERS)
+
+
+def gpus(_: str) -> str:
+    headings = ("`--gpu`", "bf16 TFLOP/s", "memory GB/s", "memory GiB", "link GB/s", "node GB/s", "USD an hour")
+    rows = []
+    for name, gpu in GPUS.items():
+        peak = DENSE_BF16_FLOPS[gpu.driver_name] / 1e12
+        rates = (peak, gpu.memory_gb_s, gpu.memory_gib, gpu.link_gb_s, gpu.node_gb_s)
+        rows.append((f"`{name}`", *(f"{rate:g}" for rate in rates), f"{gpu.price:.2f}"))
+    return table(headings, rows, NUMBERS)
