@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from optim.building import Params, optimizer_of, settings_of
 from paceline.core.errors import ConfigError
 from paceline.optim.optimizer import Optimizer
-from paceline.optim.rule import find_rule
 from paceline.parallel.machine import checked_groups, inspect_machine
 from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
 from paceline.recipes.presets import PRESETS, preset
@@ -300,12 +299,6 @@ def test_a_number_that_cannot_work_is_refused(change: dict[str, Any], message: s
     with pytest.raises(ConfigError) as refused:
         GroupConfig(name="lm_head", **change)
     assert message in one_line(refused.value)
-
-
-def test_a_rule_that_does_not_exist_is_refused_with_the_file_that_it_would_be() -> None:
-    with pytest.raises(ConfigError) as refused:
-        find_rule("sgd")
-    assert one_line(refused.value) == "optim.groups: there is no rule 'sgd'; it would be optim/rules/sgd.py"
 
 
 def test_a_run_is_refused_when_its_config_is_made() -> None:

@@ -1,6 +1,7 @@
 """Head, logit cap and losses. What is averaged over what is the caller's business: losses come back per token."""
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,16 +30,13 @@ class Losses(NamedTuple):
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What a loss term may look at."""
+    """What a loss term may look at: x (N, width), the normalised stream before the head, and head (V, width). Tokens
+    and targets are (B, T), with B T = N."""
 
     x: Tensor
-    """(N, width): the normalised stream before the head."""
     head: Tensor
-    """(V, width)."""
     tokens: Tensor
-    """(B, T), with B T = N."""
     targets: Tensor
-    """(B, T)."""
     cap: float | None
 
 
@@ -66,10 +64,8 @@ def loss_term(name: str) -> TermLoss:
     """The function `total` of the module `model/loss_terms/<name>.py`."""
     if not name.isidentifier():
         raise ConfigError(f"model.loss_terms: {name!r} is no loss term's name")
-    try:
-        found: TermLoss = importlib.import_module(f"paceline.model.loss_terms.{name}").total
-    except ModuleNotFoundError:
-        raise ConfigError(
-            f"model.loss_terms: there is no loss term {name!r}; it would be model/loss_terms/{name}.py"
-        ) from None
+    module = f"paceline.model.loss_terms.{name}"
+    if importlib.util.find_spec(module) is None:
+        raise ConfigError(f"model.loss_terms: there is no loss term {name!r}; it would be model/loss_terms/{name}.py")
+    found: TermLoss = importlib.import_module(module).total
     return found

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from paceline.core.errors import ConfigError
 from paceline.optim.sync import ParamSync
 from paceline.settings.groups import GroupSettings, ParamGroup
 from paceline.settings.optim import MuonConfig
@@ -102,11 +101,8 @@ class Rule(Protocol):
 
 
 def find_rule(name: str) -> type[Rule]:
-    """The class `Rule` of the module `optim/rules/<name>.py`."""
-    try:
-        found: type[Rule] = importlib.import_module(f"paceline.optim.rules.{name}").Rule
-    except ModuleNotFoundError:
-        raise ConfigError(f"optim.groups: there is no rule {name!r}; it would be optim/rules/{name}.py") from None
+    """The class `Rule` of the module `optim/rules/<name>.py`; `settings.groups` refuses names without one."""
+    found: type[Rule] = importlib.import_module(f"paceline.optim.rules.{name}").Rule
     return found
 
 
