@@ -26,6 +26,10 @@ class ParamSync:
         """Those rows of the parameter itself or of its gradient, as a view."""
         return of
 
+    def grad(self, param: nn.Parameter) -> Tensor:
+        """The own rows of its gradient; zeros where it has none."""
+        return torch.zeros_like(self.own(param, param.detach())) if param.grad is None else self.own(param, param.grad)
+
     def norm(self, params: Iterable[nn.Parameter]) -> Tensor:
         """`global_norm` of these parameters' whole gradients, the same on every process."""
         return global_norm([param.grad for param in params if param.grad is not None])

@@ -61,17 +61,13 @@ class Rule:
 
     def start(self, event: Event) -> Callable[[], None]:
         for names in self._formats.values():
-            weights, grads = [self._weights[name] for name in names], [self._grad(name) for name in names]
+            params, weights = [self._params[name] for name in names], [self._weights[name] for name in names]
             exp_avgs, exp_avg_sqs = ([of_kind[name] for name in names] for of_kind in self._moments.values())
-            adam_(weights, grads, exp_avgs, exp_avg_sqs, event)
-            for param in (self._params[name] for name in names):
+            adam_(weights, [self._sync.grad(param) for param in params], exp_avgs, exp_avg_sqs, event)
+            for param in params:
                 if self._sync.rows(param) is not None:
                     self._sync.start_gather(param)
         return no_more
-
-    def _grad(self, name: str) -> Tensor:
-        grad = self._params[name].grad
-        return torch.zeros_like(self._weights[name]) if grad is None else self._sync.own(self._params[name], grad)
 
     def state(self) -> dict[str, Slot]:
         return {

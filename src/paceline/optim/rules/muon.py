@@ -61,9 +61,7 @@ class Member:
         return self.sync.own(self.param, self.param.detach())[self.kept]
 
     def grad(self) -> Tensor:
-        if self.param.grad is None:
-            return torch.zeros_like(self.weight())
-        return self.sync.own(self.param, self.param.grad)[self.kept]
+        return self.sync.grad(self.param)[self.kept]
 
 
 class Stack:
@@ -159,7 +157,6 @@ def _stacks(members: Iterable[Member]) -> list[Stack]:
     """Members by shape, dtype and device, in the order in which they first appear."""
     groups: dict[tuple[int, int, torch.dtype, torch.device], list[Member]] = {}
     for member in members:
-        param = member.param
-        shape = member.stop - member.start, param.shape[1]
-        groups.setdefault((*shape, param.dtype, param.device), []).append(member)
+        param, rows = member.param, member.stop - member.start
+        groups.setdefault((rows, param.shape[1], param.dtype, param.device), []).append(member)
     return [Stack(group) for group in groups.values()]
