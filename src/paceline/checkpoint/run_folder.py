@@ -51,7 +51,7 @@ class RunFolder:
         return sorted(found, key=step_of)
 
     def set_aside(self) -> list[Path]:
-        """Checkpoints that a resumed run has passed over (`store.set_aside_after`)."""
+        """Checkpoints that a resumed run has passed over (`save.set_aside_after`)."""
         return list((self.path / "checkpoints").glob("set_aside_step_*"))
 
     def write_config(self, config: dict[str, Any]) -> None:
