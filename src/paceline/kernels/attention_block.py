@@ -1,7 +1,7 @@
 """From the normalised stream to attended values in one operation, for a Hopper GPU with Triton. Plain twin: the heads
-of `model.attention.make_heads`, then `attend_dense`.
+of `SelfAttention.qkv_of`, then `attend_dense`.
 
-Forward it is `heads_fused`, then `attention_ranges`. Backward the attention kernels carry their gradients on through
+Forward it is `qkv_rope`, then `attention_ranges`. Backward the attention kernels carry their gradients on through
 rotary, norm and value mix before they store them, each in its columns of one gradient of the joined projection: the
 gradients of q, k and v never exist, and a pass over ten tensors of the stream's size falls away.
 """

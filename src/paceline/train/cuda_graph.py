@@ -21,7 +21,7 @@ EAGER_STEPS = 3
 
 
 class CapturedGradient:
-    """`gradient_step.forward_backward` for micro-batches of one shape. Capturing allocates as much as a micro-batch takes."""
+    """`gradient_step.forward_backward` for micro-batches of one shape. Capturing allocates as much as one takes."""
 
     def __init__(
         self, model: nn.Module, parameters: Iterable[nn.Parameter], like: DeviceBatch, windows: Tensor, weights: Tensor
