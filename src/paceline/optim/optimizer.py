@@ -183,9 +183,8 @@ def _ratio(before: list[Tensor], after: list[Tensor]) -> Tensor:
 def newton_schulz(muon: MuonConfig, iteration: Iteration = orthogonalise, *, bf16_products: bool) -> Orthogonalise:
     """Muon's iteration as the config asks for it, by a back end; in fp32 where the device has no bf16 products."""
     dtype = torch.bfloat16 if muon.ns_dtype == "bf16" and bf16_products else torch.float32
-    return partial(
-        iteration, steps=muon.ns_steps, dtype=dtype, association=muon.ns_association, norm_of=muon.ns_norm_of
-    )
+    norm = {"norm_of": muon.ns_norm_of, "maps": muon.ns_maps}
+    return partial(iteration, steps=muon.ns_steps, dtype=dtype, association=muon.ns_association, **norm)
 
 
 def _check_names(params: Mapping[str, NamedParams]) -> None:

@@ -20,6 +20,8 @@ from paceline.settings.limits import (
     at_least,
 )
 
+POLAR_EXPRESS_MAPS = 5
+
 
 @dataclass(frozen=True, kw_only=True)
 class MuonConfig(Limited, prefix="--optim.muon."):
@@ -39,14 +41,26 @@ class MuonConfig(Limited, prefix="--optim.muon."):
     """Step factor by shape: sqrt(max(rows, cols)), or sqrt(max(1, rows/cols))."""
     ns_steps: Annotated[int, at_least(1).saying("the records use 5")] = 5
     """Newton–Schulz iterations."""
+    ns_maps: Literal["quintic", "polar_express"] = "quintic"
+    """The polynomial of each iteration: one for all, or the five of Polar Express, which lift small singular values
+    twice as fast."""
     ns_association: Literal["polynomial_first", "product_first"] = "polynomial_first"
     """aX + (bA + cA²)X, or aX + b(AX) + cA(AX): the same number, rounded differently."""
     ns_norm_of: Literal["rounded", "unrounded"] = "rounded"
     """Whether the norm that scales the input is taken after or before rounding to the working format."""
     ns_dtype: Literal["bf16", "fp32"] = "bf16"
     """Working format of the iteration; fp32 where the device has no bf16 products."""
+    row_beta2: Annotated[float | None, BELOW_1] = None
+    """NorMuon: scale the rows of an update (of a wide matrix its columns) by their own second moments, averaged with
+    this β₂, and keep the norm of the whole. None: off."""
     weight_decay: Annotated[float, NOT_NEGATIVE] = 0.0
     """Decoupled decay: M ← M (1 - lr * weight_decay) before the update."""
+    cautious_decay: bool = False
+    """Decay, by rate² and the shape's factor, only where the update makes a weight smaller as well."""
+
+    def check(self) -> None:
+        if self.ns_maps == "polar_express" and self.ns_steps > POLAR_EXPRESS_MAPS:
+            raise ConfigError(f"--optim.muon.ns-steps {self.ns_steps}: Polar Express has {POLAR_EXPRESS_MAPS} maps")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -149,6 +149,8 @@ class RunConfig(Limited, prefix="--"):
         self._check_split()
         if self.metrics.diagnostics and (flag := self.parallel.collective_forward):
             raise ConfigError(f"--metrics.diagnostics needs whole gradients, which {flag} leaves on no rank")
+        if self.parallel.fsdp and self.optim.muon.row_beta2 is not None:
+            raise ConfigError("--optim.muon.row-beta2 needs whole matrices, which --parallel.fsdp leaves on no rank")
         check_stages(self)
         param_groups(self.optim, describe(self.model).groups)
         if (end := self.data.end_of_text) >= self.model.vocab_size:

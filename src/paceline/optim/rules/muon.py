@@ -93,13 +93,30 @@ class Stack:
         return of_all.unbind(0) if self.whole else of_all.split(self.kept_rows)
 
 
-def move_(stack: Stack, X: Tensor, *, lr: float | Tensor, factor: float, weight_decay: float) -> None:
-    """M ← M (1 - lr·wd) - lr·factor·X for each matrix M, in place. The decay does not see the shape factor."""
+def move_(
+    stack: Stack, X: Tensor, *, lr: float | Tensor, factor: float, weight_decay: float, cautious: bool = False
+) -> None:
+    """M ← M (1 - lr·wd) - lr·factor·X for each matrix M, in place. The decay does not see the shape factor. `cautious`:
+    M ← M - lr·factor·(X + lr·wd·M where X and M have one sign or one is 0)."""
     weights = stack.weights()
-    updates = X.to(weights[0].dtype) * (lr * factor)
-    if weight_decay:
+    updates = X.to(weights[0].dtype)
+    if weight_decay and cautious:
+        M = torch.stack(weights) if stack.whole else torch.cat(weights)
+        updates = updates + torch.where(updates * M >= 0, M * (lr * weight_decay), 0.0)
+    elif weight_decay:
         torch._foreach_mul_(weights, 1.0 - lr * weight_decay)
-    torch._foreach_sub_(weights, stack.by_member(updates))
+    torch._foreach_sub_(weights, stack.by_member(updates * (lr * factor)))
+
+
+def evened(X: Tensor, power: Tensor, rate: float | Tensor) -> Tensor:
+    """NorMuon: X (n, r, c) with each row over the root of its mean square, averaged over steps in `power` (n, r, 1),
+    which moves by `rate`; then each matrix at the norm that it had. Wide matrices by columns, `power` (n, 1, c)."""
+    X = X.to(power.dtype)
+    power.lerp_(X.square().mean(dim=-1 if power.size(-1) == 1 else -2, keepdim=True), rate)
+    scaled = X * power.clamp(min=1e-10).rsqrt()
+    norm, before = (torch.linalg.matrix_norm(of, keepdim=True) for of in (scaled, X))
+    found: Tensor = scaled * (before / norm.clamp(min=1e-30))
+    return found
 
 
 class Rule:
@@ -116,6 +133,14 @@ class Rule:
             name: Slot([slot_of[member] for member in group], params[name], context.sync.rows(params[name]))
             for name, group in members.items()
         }
+        self.powers = [None if self.config.row_beta2 is None else _power(stack) for stack in self.stacks]
+        named = {member: f"{name}.{n}" for name, group in members.items() for n, member in enumerate(group)}
+        self._powers = {
+            named[member]: of_one
+            for stack, power in zip(self.stacks, self.powers, strict=True)
+            if power is not None
+            for member, of_one in zip(stack.members, power, strict=True)
+        }
 
     def start(self, event: Event) -> Callable[[], None]:
         """A skipped step is one with no gradient, a momentum of 1 and a rate of 0: nothing changes, by the same work.
@@ -123,22 +148,31 @@ class Rule:
         s, skip = event.settings, event.skip
         lr: float | Tensor = s.lr
         momentum: float | Tensor = s.momentum
+        rate: float | Tensor = 1.0 - (self.config.row_beta2 or 0.0)
         if skip is not None:
             keep = (~skip).double()  # as wide as Python's numbers, so that the products below are the same
-            lr, momentum = lr * keep, momentum * keep + skip
+            lr, momentum, rate = lr * keep, momentum * keep + skip, rate * keep
         form, rule, context = self.config.momentum_form, self.config.scale_rule, self._context
         directions = [nesterov_(stack.momentum, stack.grads(skip), momentum, form=form) for stack in self.stacks]
         orthogonal = context.share_work(context.orthogonalise, directions, self.stacks)
 
         def finish() -> None:
-            for stack, X in zip(self.stacks, orthogonal, strict=True):
-                factor = shape_factor(stack.rows, stack.cols, rule)
-                move_(stack, X, lr=lr, factor=factor, weight_decay=s.weight_decay)
+            for stack, X, power in zip(self.stacks, orthogonal, self.powers, strict=True):
+                factor, cautious = shape_factor(stack.rows, stack.cols, rule), self.config.cautious_decay
+                update = X if power is None else evened(X, power, rate)
+                move_(stack, update, lr=lr, factor=factor, weight_decay=s.weight_decay, cautious=cautious)
 
         return finish
 
     def state(self) -> dict[str, Slot]:
-        return {f"muon.momentum.{name}": slot for name, slot in self._slots.items()}
+        powers = {f"muon.power.{name}": Slot([power]) for name, power in self._powers.items()}
+        return {f"muon.momentum.{name}": slot for name, slot in self._slots.items()} | powers
+
+
+def _power(stack: Stack) -> Tensor:
+    """Mean squares for `evened`, on the long side of a stack's matrices; fp32."""
+    sides = (stack.rows, 1) if stack.rows >= stack.cols else (1, stack.cols)
+    return torch.zeros(len(stack.members), *sides, device=stack.momentum.device)
 
 
 def _members(name: str, param: nn.Parameter, parts: Sequence[int], sync: ParamSync) -> list[Member]:
