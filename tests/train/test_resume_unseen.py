@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,26 +100,26 @@ def test_card_or_metrics_alone_show_that_steps_were_made(
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may become somebody else")
-@pytest.mark.parametrize("unreadable", ["checkpoints", ""])
+@pytest.mark.parametrize(("unreadable", "rights"), [("checkpoints", 0), ("checkpoints", 0o111), ("run", 0)])
 def test_a_folder_without_the_right_to_read_it_is_refused_and_called_unreadable(
-    unreadable: str, cut: RunFolder, capfd: pytest.CaptureFixture[str]
+    unreadable: str, rights: int, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Rights stop everybody but root, so somebody else asks."""
-    for path in (cut.path, *cut.path.rglob("*")):
-        os.chown(path, 65_534, 65_534)
-    for path in cut.path.parents:
-        if path.stat().st_mode & 0o005 != 0o005:
-            path.chmod(path.stat().st_mode | 0o005)
-    (cut.path / unreadable).chmod(0)
-    before = content(cut.path)
-    for words in (["train", "--resume", str(cut.path), "--no-finish"], ["verify", str(cut.path)]):
-        assert as_nobody(words) != 0
-        said = "".join(capfd.readouterr())
-        assert f"{unreadable or cut.path.name}" in said
-        assert "cannot be read" in said
-        assert "Permission denied" in said
-        assert "Traceback" not in said
-    assert content(cut.path) == before
+    """Rights stop everybody but root, so somebody else asks; in a place of its own, since pytest's are for one user."""
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        run = Path(shutil.copytree(folder / "cut", Path(place) / "run"))
+        for path in (run, *run.rglob("*")):
+            os.chown(path, 65_534, 65_534)
+        ((run / unreadable) if unreadable != "run" else run).chmod(rights)
+        before = content(run)
+        for words in (["train", "--resume", str(run), "--no-finish"], ["verify", str(run)]):
+            assert as_nobody(words) != 0
+            said = "".join(capfd.readouterr())
+            assert unreadable in said
+            assert "cannot be read" in said
+            assert "Permission denied" in said
+            assert "Traceback" not in said
+        assert content(run) == before
 
 
 def as_nobody(words: list[str]) -> int | None:
@@ -197,6 +198,7 @@ def test_a_bad_byte_costs_a_line_at_most(
     lines[line] = lines[line][:9] + b"\xff" + lines[line][10:]
     cut.metrics.write_bytes(b"".join(lines))
     assert resumed(cut) == 0
+    assert (cut.path / "metrics.jsonl.damaged").read_bytes() == b"".join(lines)
     said = capsys.readouterr().out
     note = "metrics.jsonl: 1 of 10 lines could not be read and are left out"
     assert note in said

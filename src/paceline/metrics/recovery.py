@@ -6,6 +6,7 @@ checkpoint has kept goes back where its line was.
 """
 
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,8 +21,8 @@ def readable(path: Path) -> list[Metrics]:
 
 
 def rebuild(path: Path, size: int, kept: Sequence[EvalMetrics]) -> str | None:
-    """Put the first `size` bytes of the file in order, with the validations that a checkpoint has kept. Returns what
-    was wrong; None: nothing."""
+    """Put the first `size` bytes of the file in order, with the validations that a checkpoint has kept; the file as it
+    was stays beside it. Returns what was wrong; None: nothing."""
     data = _bytes(path)
     lines = _lines(data[:size])
     records = [_record(line) for line in lines]
@@ -40,11 +41,12 @@ def rebuild(path: Path, size: int, kept: Sequence[EvalMetrics]) -> str | None:
         if fits:
             back.append(following := missing[-1].step)
         lines[index] = (to_line(missing.pop()).encode() if fits else b"").rjust(width)
+    shutil.copy2(path, aside := path.with_name(f"{path.name}.damaged"))
     with atomic_write(path) as file:
         file.write(b"".join(lines) + data[size:])
     steps = ", ".join(map(str, reversed(back)))
     restored = f"; of the validations, that of step {steps} is put back from the checkpoint" if back else ""
-    return f"{path.name}: {lost} of {len(lines)} lines could not be read and are left out{restored}"
+    return f"{path.name}: {lost} of {len(lines)} lines could not be read and are left out ({aside.name}){restored}"
 
 
 def _lines(data: bytes) -> list[bytes]:
