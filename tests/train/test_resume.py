@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,9 @@ from paceline.checkpoint.verified import read_manifest
 from paceline.cli import main
 from paceline.core.files import blake2b_of
 from paceline.metrics.card import read_card
+from paceline.train.gradient_step import GradientStep
 from train.killing import assert_same, left_by, train
+from train.tiny import losses
 
 STEPS = 9
 
@@ -90,11 +93,22 @@ def test_a_run_that_lost_its_card_gets_a_new_one(
     assert_same(left_by(cut.path), left_by(folder / "whole"))
 
 
-def test_a_run_killed_before_its_first_checkpoint_begins_anew(cut: RunFolder, folder: Path) -> None:
-    shutil.rmtree(cut.path / "checkpoints")
-    (cut.path / "card.json").unlink()
-    assert resumed(cut) == 0
-    assert_same(left_by(cut.path), left_by(folder / "whole"))
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    early, take = RunFolder(folder / "early"), GradientStep.take
+
+    def struck(*given: Any, **options: Any) -> Any:
+        assert len(losses(early.path)) < 3, "struck"
+        return take(*given, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GradientStep, "take", struck)
+        with pytest.raises(AssertionError, match="struck"):
+            main(train(folder, "early", STEPS))
+    assert len(losses(early.path)) == 3
+    assert resumed(early) == 0
+    assert_same(left_by(early.path), left_by(folder / "whole"))
+    card = read_card(early.path)
+    assert (card.restarts, card.tokens) == (0, STEPS * 512)
 
 
 def test_all_checkpoints_damaged_is_one_line_that_names_them(

@@ -31,6 +31,11 @@ def version_line(code: CodeVersion) -> str:
     return ", ".join(filter(None, [f"paceline {code.version}", commit, dirty]))
 
 
+def short_data(card: RunCard, digits: int = 8) -> str:
+    """The beginnings of the fingerprints of its data."""
+    return "+".join(fingerprint[:digits] for fingerprint in (card.data_fingerprint, *card.other_data))
+
+
 def fact(name: str, value: Any) -> tuple[str, str]:
     """One entry of the environment: `memory_bytes` becomes memory, in GiB."""
     if name.endswith("_bytes") and type(value) in (int, float):

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from paceline.analysis.facts import setting
+from paceline.analysis.facts import setting, short_data, some
 from paceline.analysis.runs import LeftOut, StoredRun, validations
 from paceline.metrics.card import RunCard
 
@@ -37,8 +37,7 @@ def experiment_settings(config: dict[str, Any]) -> dict[str, Any]:
 
 def card_facts(card: RunCard) -> dict[str, Any]:
     """What else makes the experiment."""
-    data = card.data_fingerprint
-    return {"track": card.track, "steps": card.steps, "data fingerprint": data, "device": card.device}
+    return {"track": card.track, "steps": card.steps, "data fingerprint": card.all_data, "device": card.device}
 
 
 def experiment(run: StoredRun) -> dict[str, Any]:
@@ -52,8 +51,9 @@ def experiment_key(run: StoredRun) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def why_left_out(run: StoredRun) -> str | None:
-    """Why the run's last loss must not be averaged with others; None: it may."""
+def why_left_out(run: StoredRun, *, remade: bool = False) -> str | None:
+    """Why the run's last loss must not be averaged with others; None: it may. `remade`: also that of a run that was
+    rewound or restarted."""
     card = run.card
     if not card.finished:
         return f"not finished: {run.steps_done:,} of {card.steps:,} steps"
@@ -61,14 +61,22 @@ def why_left_out(run: StoredRun) -> str | None:
         return "diverged: its last loss is not finite, so the mean of the others is too low"
     if (last := validations(card).get(card.steps)) is None or last.loss != card.val_loss:
         return "its card contradicts itself: the last row of its losses is not its final loss"
-    return None
+    return None if remade else why_remade(card)
+
+
+def why_remade(card: RunCard) -> str | None:
+    """A run of which a part was made again: whoever does that has seen the first outcome, and may choose."""
+    counts = {"rewound": card.rewinds, "restarted": card.restarts}
+    done = [f"{word} {'once' if n == 1 else f'{n} times'}" for word, n in counts.items() if n]
+    read = f"its card counts {card.tokens:,} tokens for {card.steps:,} steps"
+    return f"{' and '.join(done)}, {read}; `compare` and `board` count it --with-remade" if done else None
 
 
 def why_incomparable(a: StoredRun, b: StoredRun) -> str | None:
     """Why the losses of two runs mean different things; None: they can be compared."""
     one, other = a.card, b.card
-    if one.data_fingerprint != other.data_fingerprint:
-        return f"other data (fingerprints {one.data_fingerprint[:10]} and {other.data_fingerprint[:10]})"
+    if one.all_data != other.all_data:
+        return f"other data (fingerprints {short_data(one, 10)} and {short_data(other, 10)})"
     if one.track != other.track:
         return f"other tracks ({one.track or 'none'} and {other.track or 'none'})"
     tokens = [setting(run.config.get("evaluate.tokens")) for run in (a, b)]
@@ -125,20 +133,20 @@ def changed_settings(run: StoredRun) -> dict[str, Any]:
     return {name: value for name, value in experiment_settings(changed).items() if name not in card_facts(run.card)}
 
 
-def groups_of(runs: Iterable[R], *, by_machine: bool = False) -> list[Group[R]]:
+def groups_of(runs: Iterable[R], *, by_machine: bool = False, remade: bool = False) -> list[Group[R]]:
     """In the order of their first runs; also those in which nothing counts. `by_machine`: runs of other hardware or
-    code are groups of their own, for means of times."""
+    code are groups of their own, for means of times. `remade`: see `why_left_out`."""
     found: dict[tuple[str, ...], list[R]] = {}
     for run in runs:
         found.setdefault((experiment_key(run), *(run.machine if by_machine else ())), []).append(run)
-    return [_group(key[0], members) for key, members in found.items()]
+    return [_group(key[0], members, remade) for key, members in found.items()]
 
 
-def _group(key: str, members: Sequence[R]) -> Group[R]:
+def _group(key: str, members: Sequence[R], remade: bool) -> Group[R]:
     counted: dict[int, R] = {}
     left_out = []
     for run in members:
-        why = why_left_out(run)
+        why = why_left_out(run, remade=remade)
         if why is None and (first := counted.setdefault(run.card.seed, run)) is not run:
             why = f"repeats seed {run.card.seed} of {first.label}, which is no new sample"
         if why is not None:
@@ -155,6 +163,8 @@ def mixture(group: Group[Any]) -> list[str]:
         said.append(f"made by {len(code)} versions of the code ({', '.join(code)}), which may compute differently")
     if len(hardware) > 1:
         said.append(f"made on {len(hardware)} kinds of hardware ({'; '.join(hardware)})")
+    if remade := [run.label for run in group.runs if why_remade(run.card)]:
+        said.append(f"rewound or restarted, and counted because that was asked for: {some(remade)}")
     if skipped := sum(run.card.skipped_steps for run in group.runs):
         said.append(f"{skipped} steps with bad numbers were skipped")
     return said

@@ -5,6 +5,7 @@ runs/<name>/config.json  card.json  metrics.jsonl  tokenizer.json  checkpoints/s
 
 import contextlib
 import itertools
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from paceline.text.manifest import FILE_NAME as DATASET_FILE
 
 RUNS = Path("runs")
 """Where runs go unless --out says otherwise."""
+
+SET_ASIDE = "set_aside_"
+"""How the name of a folder begins that holds what a restarted run had left; it is no run of its own."""
 
 LAUNCH_FILE = ".launch"
 """Names the launch that made the folder, if it may restart itself."""
@@ -45,6 +49,11 @@ class RunFolder:
     def checkpoint(self, step: int) -> Path:
         return self.path / "checkpoints" / f"step_{step:06d}"
 
+    @property
+    def beginning(self) -> Path:
+        """Stands for the checkpoint of step 0 until the first is saved: a run that shows it has lost none."""
+        return self.path / "checkpoints" / "beginning.json"
+
     def checkpoints(self) -> list[Path]:
         """Published checkpoints, oldest first. Temporary folders of an interrupted save do not match."""
         found = [path for path in (self.path / "checkpoints").glob("step_*") if named_step(path) is not None]
@@ -53,6 +62,10 @@ class RunFolder:
     def set_aside(self) -> list[Path]:
         """Checkpoints that a resumed run has passed over (`save.set_aside_after`)."""
         return list((self.path / "checkpoints").glob("set_aside_step_*"))
+
+    def parts(self) -> list[Path]:
+        """Each shows that there is a run, whatever became of the others."""
+        return [self.beginning.parent, self.metrics, self.path / "card.json", self.config]
 
     def write_config(self, config: dict[str, Any]) -> None:
         write_json(self.config, config)
@@ -153,7 +166,7 @@ def _check_free(path: Path, launch: str | None) -> None:
     run = RunFolder(path)
     if not path.is_dir():
         raise RunError(f"--out {path}: is no folder; choose another")
-    if (run.config.exists() or run.checkpoints()) and not _is_of(launch, path):
+    if any(map(os.path.lexists, run.parts())) and not _is_of(launch, path):
         raise RunError(f"--out {path}: holds a run already; choose another folder or continue it with --resume {path}")
     if (path / DATASET_FILE).exists() or any(path.glob("*.bin")):
         raise RunError(f"--out {path}: holds data, whose tokenizer the run would replace; choose another folder")

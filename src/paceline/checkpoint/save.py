@@ -74,6 +74,8 @@ def save(run: RunFolder, checkpoint: Checkpoint, *, keep: int) -> Path:
 def _prune(run: RunFolder, keep: int) -> None:
     for old in (*run.checkpoints()[:-keep], *run.set_aside()):
         shutil.rmtree(old, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        run.beginning.unlink()
 
 
 def _write(folder: Path, checkpoint: Checkpoint) -> None:

@@ -5,6 +5,8 @@ formats are brought up to date by a table of migrations on their way into memory
 files beside the checkpoints have no hashes and are read by the rules of their kind.
 """
 
+import contextlib
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +19,7 @@ from paceline.core.files import blake2b_of, is_plain_name
 from paceline.core.schema import changes, from_dict, read_json
 from paceline.metrics.card import CARD_FILE, read_card
 from paceline.metrics.metrics_file import METRICS_FILE, read_metrics
+from paceline.metrics.recovery import readable
 from paceline.metrics.sinks import missing_lines
 from paceline.text.verify import FileCheck, Verification
 
@@ -113,6 +116,8 @@ def newest_good(
         if (reason := damage(folder) or _objection(usable, folder)) is None:
             return folder, passed_over
         passed_over.append(f"{folder.name}: {reason}")
+    if not run.checkpoints():
+        check_seen(run)
     detail = "; ".join(passed_over) or ("none was saved yet" if until is None else f"none is of step {until} or before")
     raise RunError(f"{run.path}: no usable checkpoint ({detail}); let the run reach one, or train again")
 
@@ -123,6 +128,32 @@ def _objection(usable: Callable[[Path], object], folder: Path) -> str | None:
     except PacelineError as error:
         return str(error).removeprefix(f"{folder}/")
     return None
+
+
+def check_seen(run: RunFolder) -> None:
+    """Raise RunError if no checkpoint can be seen of a run that must have some: to take that for a run that has saved
+    nothing yet would begin it anew. A run that has not shows its `beginning`; one of an older version, no step."""
+    folder, hidden = run.beginning.parent, False
+    try:
+        if run.beginning.name in os.listdir(folder) or run.checkpoints():
+            return
+        reason = "holds no checkpoint"
+    except FileNotFoundError:
+        hidden = folder.is_symlink()
+        reason = f"is a link to {os.readlink(folder)}, which is not there" if hidden else "is not there"
+    except OSError as error:
+        hidden, reason = True, f"cannot be read ({error.strerror})"
+    if steps := _steps_shown(run):
+        reason += f", though the run has made {steps:,} steps"
+    if hidden or steps:
+        raise RunError(f"{folder}: {reason}; put it back, or begin anew with --resume {run.path} --restart")
+
+
+def _steps_shown(run: RunFolder) -> int:
+    steps = [record.step for record in readable(run.metrics)]
+    with contextlib.suppress(RunError):
+        steps.append(read_card(run.path).steps_done)
+    return max(steps, default=0)
 
 
 def read_run_config(run: RunFolder, parse: Callable[[Any], T], *, may_change: tuple[str, ...]) -> tuple[T, str | None]:
@@ -182,6 +213,8 @@ def verify_run(run: RunFolder, parse_config: Callable[[Any], object]) -> Verific
         METRICS_FILE: lambda: _read_whole_metrics(run),
     }
     checks = [_read(run.path / name, read) for name, read in readers.items()]
+    if (seen := _read(run.beginning.parent, lambda: check_seen(run))).problem:
+        checks.append(seen)
     for folder in run.checkpoints():
         checks += verify_checkpoint(folder, prefix=f"{folder.parent.name}/{folder.name}/").files
     return Verification(files=tuple(checks))

@@ -2,6 +2,7 @@
 call."""
 
 import dataclasses
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -148,6 +149,8 @@ def _verified(given: str) -> "tuple[Path, Verification]":
     from paceline.text.verify import verify
 
     path = Path(given)
+    if path.is_dir():
+        os.listdir(path)  # raises where a search for files would find none
     if is_checkpoint(path):
         return path, verify_checkpoint(path)
     if path.is_file() or (path / FILE_NAME).exists() or any(path.glob("*.bin")):

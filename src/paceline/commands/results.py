@@ -49,6 +49,8 @@ class CompareArgs(Limited, prefix="--"):
     """Test that the mean loss is at most this, by the records' rule (p < 0.01)."""
     planned: Annotated[int | None, at_least(2).saying("one run shows no spread")] = None
     """Runs of each group that were planned before the first result was seen."""
+    with_remade: bool = False
+    """Count also runs of which a part was made again by --rewind or --restart."""
     json: bool = False
     """For programs."""
 
@@ -61,6 +63,8 @@ class BoardArgs(Limited, prefix="--"):
     """Which track; by default the one that the runs name."""
     target: Annotated[float | None, LOSS] = None
     """Loss to reach; by default the track's own."""
+    with_remade: bool = False
+    """Count also runs of which a part was made again by --rewind or --restart."""
     json: bool = False
     """For programs."""
 
@@ -95,7 +99,10 @@ def compare(argv: Sequence[str]) -> int:
     from paceline.lab.compare.comparison_text import show_comparison
 
     found = compare_runs(
-        [_folder_with_card(run) for run in arguments.runs], target=arguments.target, planned=arguments.planned
+        [_folder_with_card(run) for run in arguments.runs],
+        target=arguments.target,
+        planned=arguments.planned,
+        remade=arguments.with_remade,
     )
     return answer(asdict(found), lambda: show_comparison(found), as_json=arguments.json)
 
@@ -108,7 +115,7 @@ def board(argv: Sequence[str]) -> int:
     from paceline.lab.compare.board import board as board_of
     from paceline.lab.compare.comparison_text import show_board
 
-    found = board_of(arguments.folders, track=arguments.track, target=arguments.target)
+    found = board_of(arguments.folders, track=arguments.track, target=arguments.target, remade=arguments.with_remade)
     return answer(asdict(found), lambda: show_board(found), as_json=arguments.json)
 
 

@@ -20,7 +20,7 @@ from paceline.parallel.rank0_errors import rank0_errors
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
 from paceline.settings.parallel import SlurmConfig
-from paceline.settings.run import RunConfig, read_config
+from paceline.settings.run import MAY_CHANGE_ON_RESUME, RunConfig, read_config
 from paceline.settings.schedule import windows_at
 
 if TYPE_CHECKING:
@@ -31,11 +31,6 @@ T = TypeVar("T")
 HELP = """Train a preset and leave a run folder with a card, metrics, a checkpoint and a report.
 
 example: paceline train demo --steps 200 --seed 1 --out runs/short"""
-MAY_CHANGE_ON_RESUME = (
-    *("train.", "bad_steps.", "checkpoint.", "metrics.", "parallel."),
-    *("data.dir", "batch.micro_tokens", "lm_head."),
-)
-"""What a resumed run may do otherwise than before; everything else is part of what it computes."""
 SAMPLE_TOKENS = 120
 """Length of the sample a run ends with."""
 
@@ -57,6 +52,11 @@ class TrainArgs(PresetArgs):
     rewind: int | None = None
     """With --resume: go back to the newest good checkpoint of this step or before, and on with data that the run has
     not read yet, so that what made it fail is left out."""
+    restart: bool = False
+    """With --resume: begin anew at step 0. What the run has left is set aside in its folder, and the card counts it."""
+    allow_other_data: bool = False
+    """With --resume: go on even if the data are others than before. The card then has the fingerprints of both, and
+    comparisons treat the run as another experiment."""
     launch: Literal["local", "slurm"] = "local"
     """Where the run goes: here, or into a job of Slurm's (`--slurm.*`; needs `paceline[slurm]`)."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
@@ -95,7 +95,14 @@ def parse_arguments(argv: Sequence[str], base: RunConfig, *, verb: str = "train"
     if arguments.resume is None:
         if arguments.rewind is not None:
             raise ConfigError(f"--rewind {arguments.rewind} needs a run to go back in; name it with --resume")
+        for flag, given in (("--restart", arguments.restart), ("--allow-other-data", arguments.allow_other_data)):
+            if given:
+                raise ConfigError(f"{flag} concerns a run that is there; name it with --resume")
         return arguments
+    if arguments.restart and arguments.rewind is not None:
+        raise ConfigError(
+            f"--restart begins at step 0, --rewind {arguments.rewind} goes back less far; give one of them"
+        )
     for flag in ("--scale", "--out"):
         if (value := _value_of(flag, argv)) is not None:
             raise ConfigError(f"{flag} {value}: --resume goes on in the run's own folder and size; leave it out")
@@ -125,10 +132,13 @@ def _start(arguments: TrainArgs) -> tuple[RunFolder, "Finished"]:
 
 
 def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finished"]:
-    from paceline.parallel.ranks import ranks_from_environment
+    from paceline.parallel.ranks import launch_name, ranks_from_environment
     from paceline.train.run import resume_run
 
     assert arguments.resume is not None
+    if (arguments.restart or arguments.rewind is not None) and launch_name() is not None:
+        flag = "--restart" if arguments.restart else f"--rewind {arguments.rewind}"
+        raise ConfigError(f"{flag}: torchrun's --max-restarts would repeat it at every restart; leave one of them out")
     folder = open_run(arguments.resume)
     for change in changes(before, arguments.config):
         if not change.field.startswith(MAY_CHANGE_ON_RESUME):
@@ -137,9 +147,18 @@ def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finish
     config, ranks = arguments.config, ranks_from_environment()
     with only_writer(folder.path) if ranks.is_main else contextlib.nullcontext():
         with contextlib.suppress(RunError):  # without a card the remaining steps are made, if there are any
-            if arguments.rewind is None and read_card(folder.path).finished:
+            again = arguments.rewind is not None or arguments.restart
+            if not again and read_card(folder.path).finished:
                 raise ConfigError(f"--resume {folder.path}: this run is finished; start another with `paceline train`")
-        return folder, resume_run(config, folder, ranks, preset=preset(config.preset), rewind=arguments.rewind)
+        return folder, resume_run(
+            config,
+            folder,
+            ranks,
+            preset=preset(config.preset),
+            rewind=arguments.rewind,
+            restart=arguments.restart,
+            allow_other_data=arguments.allow_other_data,
+        )
 
 
 def _conclude(folder: RunFolder, done: "Finished", *, finish: bool) -> None:

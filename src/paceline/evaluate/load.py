@@ -1,5 +1,6 @@
 """A trained run as a model and its tokenizer, with the weights that it ships."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from paceline.core.probe import choose_device, choose_products
 from paceline.model.gpt import GPT
 from paceline.model.masks import Windows
 from paceline.settings.optim import AverageConfig
-from paceline.settings.run import RunConfig, read_config
+from paceline.settings.run import MAY_CHANGE_ON_RESUME, RunConfig, read_config
 from paceline.settings.schedule import windows_at
 from paceline.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -62,7 +63,8 @@ def load_run(where: str, *, device: str = "auto") -> LoadedRun:
 def read_saved(where: str, *, step: int | None = None) -> SavedRun:
     """The newest good checkpoint of a run, or that of a step."""
     run = open_run(where)
-    config, _ = read_run_config(run, lambda found: read_config(found, at=str(run.config)), may_change=("data.dir",))
+    parse = functools.partial(read_config, at=str(run.config))
+    config, _ = read_run_config(run, parse, may_change=MAY_CHANGE_ON_RESUME)
     folder = store.newest_good(run)[0] if step is None else _checkpoint_of(run, step)
     return SavedRun(run, config, _shipped(store.load(folder, without=("optimizer", "random")), config))
 

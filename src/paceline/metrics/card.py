@@ -21,6 +21,8 @@ from paceline.metrics.metrics_file import EvalMetrics, finite
 
 CARD_FILE = "card.json"
 CARD_FORMAT = 1
+REWOUND = "rewound; data go on at token"
+"""How the note of a rewind begins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,11 @@ class RunCard:
     skipped_steps: int = 0
     """Of those, steps that changed nothing, because their numbers were bad."""
     tokens: int
-    """Training tokens read so far."""
+    """Training tokens read so far, those of steps that a rewind or a restart has left behind included."""
+    rewinds: int = 0
+    """How often the run went back to an earlier step and on with other data (`--rewind`)."""
+    restarts: int = 0
+    """How often it was begun anew in its folder (`--restart`)."""
     parameters: int
     val_loss: float | None = None
     """Newest validation, in nats per token."""
@@ -93,6 +99,8 @@ class RunCard:
     peak_bytes: int | None = None
     """Allocated on the GPU; on a CPU the resident size of the process. Of the first rank."""
     data_fingerprint: str
+    other_data: tuple[str, ...] = ()
+    """Fingerprints of the data that it went on with after those (`--allow-other-data`)."""
     diff: tuple[FieldChange, ...] = ()
     """Where the config differs from its preset."""
     code_version: CodeVersion
@@ -111,6 +119,11 @@ class RunCard:
     """Text the model wrote at the end."""
     evaluations: tuple[Evaluation, ...] = ()
     """Made after training; of those of one thing at one step under the same conditions, the newest."""
+
+    @property
+    def all_data(self) -> str:
+        """The fingerprints of all data that it has seen: what runs must have in common to be compared."""
+        return "+".join([self.data_fingerprint, *self.other_data])
 
     @property
     def validated_at(self) -> int | float | None:
@@ -175,7 +188,9 @@ def read_card(folder: Path) -> RunCard:
         place = "" if str(error).startswith(str(path)) else f"{path}: "
         raise RunError(f"{place}{error}") from None
     today = [(migrate_field(change.field), change) for change in card.diff]  # None: a setting that is gone
-    return replace(card, diff=tuple(replace(change, field=name) for name, change in today if name is not None))
+    noted = sum(note.startswith(REWOUND) for note in card.notes)  # all that older versions kept of it
+    diff = tuple(replace(change, field=name) for name, change in today if name is not None)
+    return replace(card, diff=diff, rewinds=max(card.rewinds, noted))
 
 
 def add_evaluation(folder: Path, evaluation: Evaluation) -> None:

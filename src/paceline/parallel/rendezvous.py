@@ -113,8 +113,7 @@ def meet(store: Store, ranks: Ranks, facts: Facts, timeout_s: float) -> Store:
             _announce(corner, verdict)
         else:
             corner = _come(store, ranks, {"facts": dict(facts)}, timeout_s)
-            found = json.loads(_awaited(corner, "verdict", timeout_s) or "null")
-            verdict = None if found is None else _error(found["line"], mistake=found["mistake"])
+            verdict = _verdict(corner, ranks, timeout_s)
     except RuntimeError as error:
         raise PacelineError(f"{ranks} lost the first rank before the start ({_plain(error)})") from error
     if verdict is not None:
@@ -154,6 +153,16 @@ def _come(store: Store, ranks: Ranks, says: dict[str, Any], timeout_s: float) ->
     corner = PrefixStore(first_word, store)
     corner.set(f"came/{word}", "")
     return corner
+
+
+def _verdict(corner: Store, ranks: Ranks, timeout_s: float) -> PacelineError | None:
+    """What the first rank has announced. None: all agree. It waits for the others as long as this one has waited for
+    it, and needs some time to say so."""
+    patience_s = timeout_s + FIRST_SPEAKS_S
+    if (said := _awaited(corner, "verdict", patience_s)) is None:
+        raise PacelineError(f"{ranks} got no answer of the first rank within {patience_s:g} s, so it does not begin")
+    found = json.loads(said)
+    return None if found is None else _error(found["line"], mistake=found["mistake"])
 
 
 def _judge(said: Mapping[int, Any], facts: Facts, ranks: Ranks, timeout_s: float) -> PacelineError | None:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from paceline.analysis.ablation import ABLATION_FILE, Ablation, read_ablations
-from paceline.analysis.facts import setting
+from paceline.analysis.facts import setting, short_data
 from paceline.analysis.groups import Group, changed_settings, experiment, groups_of
 from paceline.analysis.runs import StoredRun, read_run
 from paceline.core.errors import RunError
@@ -145,7 +145,7 @@ def _label(group: Group[Run], names: Sequence[str]) -> str:
     facts = {
         "track": card.track or "no track",
         "steps": f"{card.steps:,} steps",
-        "data fingerprint": f"data {card.data_fingerprint[:8]}",
+        "data fingerprint": f"data {short_data(card)}",
         "device": str(card.device),
     }
     apart = [text for name, text in facts.items() if name in names]

@@ -3,7 +3,7 @@ no mean."""
 
 from collections.abc import Iterable, Sequence
 
-from paceline.analysis.facts import some
+from paceline.analysis.facts import short_data, some
 from paceline.analysis.groups import Group, mixture, why_incomparable
 from paceline.analysis.statistics import Estimate, holm, paired, welch
 from paceline.report.subject import Run, Subject
@@ -78,7 +78,7 @@ def remarks(subject: Subject) -> list[str]:
     said = [
         f"In no mean: {some(left_out)}." if left_out else None,
         _several("tracks", "their losses are not comparable", (run.card.track or "none" for run in runs)),
-        _several("data", "their losses are not comparable", (run.card.data_fingerprint[:8] for run in runs)),
+        _several("data", "their losses are not comparable", (short_data(run.card) for run in runs)),
         _several("hardware", "their times are not comparable", (run.hardware for run in runs)),
         *(f"{group.label}: {remark}." for group in groups for remark in mixture(group)),
     ]

@@ -24,6 +24,11 @@ from paceline.settings.spec import describe
 
 MOST_THREADS = 1024
 """Of one process. Systems refuse to make many more, and a few thousand end it without a word."""
+MAY_CHANGE_ON_RESUME = (
+    *("train.", "bad_steps.", "checkpoint.", "metrics.", "parallel."),
+    *("data.dir", "batch.micro_tokens", "lm_head."),
+)
+"""What a resumed run may do otherwise than before; everything else is part of what it computes."""
 PROJECT = Limit("is no project's name; give one, or None for none", lambda name: bool(name.strip()))
 
 

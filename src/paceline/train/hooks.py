@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,11 +18,11 @@ from paceline.data.corpus import Batch
 from paceline.evaluate.validation import block_share, padding_batch, validate, validation_batches
 from paceline.metrics.deferred import DeferredMetrics, Values
 from paceline.metrics.meter import MeterState
-from paceline.metrics.metrics_file import EvalMetrics, StepMetrics
+from paceline.metrics.metrics_file import EvalMetrics, StepMetrics, finite
 from paceline.metrics.sinks import JsonlSink, Sink
 from paceline.parallel.batch_split import rank_slice
-from paceline.settings.schedule import StepSettings, tokens_before
-from paceline.train.loop import Hook, Loop, metrics_due
+from paceline.settings.schedule import StepSettings
+from paceline.train.loop import History, Hook, Loop, metrics_due
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,9 @@ class SavedState:
     metrics_bytes: int
     """Length of the metrics file by then."""
     clocks: MeterState
+    history: History = field(default_factory=History)
+    evaluations: tuple[EvalMetrics, ...] = ()
+    """The validations so far, in case their lines of metrics are lost."""
 
 
 class MetricsHook(Hook):
@@ -52,7 +55,7 @@ class MetricsHook(Hook):
 
 def _now(loop: Loop, settings: StepSettings, done: int) -> dict[str, Any]:
     """What every line of metrics says, after so many steps. The widest window counts; None if the preset has none."""
-    tokens, widest = tokens_before(loop.run.config, done), max(settings.windows.values(), default=None)
+    tokens, widest = loop.tokens_after(done), max(settings.windows.values(), default=None)
     meter = loop.meter
     return {"step": done, "tokens": tokens, "window_tokens": widest, "train_s": meter.train_s, "wall_s": meter.wall_s}
 
@@ -131,12 +134,19 @@ class EvaluationHook(Hook):
 
 class CheckpointHook(Hook):
     """Saves the run every `checkpoint.every` steps, beside the training. `log` is None on ranks that write nothing;
-    `asked` is the config as checkpoints keep it."""
+    `asked` is the config as checkpoints keep it, `evaluations` what has been validated."""
 
     def __init__(
-        self, loop: Loop, folder: RunFolder, deferred: DeferredMetrics, log: JsonlSink | None, asked: Mapping[str, Any]
+        self,
+        loop: Loop,
+        folder: RunFolder,
+        deferred: DeferredMetrics,
+        log: JsonlSink | None,
+        asked: Mapping[str, Any],
+        evaluations: Sequence[EvalMetrics],
     ) -> None:
         self._loop, self._folder, self._deferred, self._log, self._asked = loop, folder, deferred, log, asked
+        self._evaluations = evaluations
         self.saver = Saver(folder, keep=loop.run.config.checkpoint.keep, writes=log is not None)
         self.saved_step = loop.position.step or None
 
@@ -175,6 +185,12 @@ class CheckpointHook(Hook):
                 **{hook.name: hook.state() for hook in self._loop.hooks if hook.name},
             }
             written = 0 if self._log is None else self._log.position()
-            state = SavedState(cursor=self._loop.cursor, metrics_bytes=written, clocks=meter.state())
-            self.saver.save(Checkpoint(step, groups, state=to_dict(state), config=self._asked))
+            state = SavedState(
+                cursor=self._loop.cursor,
+                metrics_bytes=written,
+                clocks=meter.state(),
+                history=self._loop.position.history,
+                evaluations=tuple(self._evaluations),
+            )
+            self.saver.save(Checkpoint(step, groups, state=finite(to_dict(state)), config=self._asked))
         self.saved_step = step

@@ -20,11 +20,25 @@ from paceline.metrics.deferred import Values
 from paceline.metrics.meter import Meter, MeterState
 from paceline.parallel.batch_split import rank_slice
 from paceline.parallel.ranks import DeferredAny
-from paceline.settings.schedule import StepSettings, schedule, sequences_from
+from paceline.settings.schedule import StepSettings, schedule, sequences_from, tokens_before
 from paceline.train.assemble import Assembly
 
 if TYPE_CHECKING:
     from paceline.train.gradient_step import GradientStep
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """What a run has behind it that its steps do not show. Kept in checkpoints and shown on the card."""
+
+    data: tuple[str, ...] = ()
+    """Fingerprints of the training data, in order; empty: written by a version that kept none."""
+    val_data: tuple[str, ...] = ()
+    """The same of the validation data."""
+    rewinds: int = 0
+    restarts: int = 0
+    tokens: int = 0
+    """Read in steps that rewinds and restarts have left behind."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +54,7 @@ class Position:
     """Of the hooks, by name."""
     rewound: bool = False
     """Checkpoints after this one are left behind, and its data, too."""
+    history: History = field(default_factory=History)
 
 
 BEGINNING = Position()
@@ -105,6 +120,10 @@ class Loop:
                 for hook in self.hooks:
                     hook.after_step(settings, values)
         return step
+
+    def tokens_after(self, step: int) -> int:
+        """Training tokens read by then, those of steps that the run has left behind included."""
+        return tokens_before(self.run.config, step) + self.position.history.tokens
 
     def stopping(self) -> bool:
         """Whether any rank wants to stop, the same answer on all of them."""

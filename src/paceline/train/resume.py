@@ -5,19 +5,23 @@ from pathlib import Path
 
 from paceline.checkpoint import store
 from paceline.checkpoint.manifest import CONFIG, STATE
-from paceline.checkpoint.run_folder import RunFolder
-from paceline.core.errors import RunError
+from paceline.checkpoint.run_folder import RunFolder, step_of
+from paceline.checkpoint.verified import check_seen
+from paceline.core.errors import ConfigError, RunError
 from paceline.core.random_states import of_rank, set_random_states
-from paceline.core.schema import from_dict, read_json
+from paceline.core.schema import from_dict, read_json, to_dict
 from paceline.data.batches import Cursor, check_data, position_after_steps
-from paceline.metrics.card import RunCard, read_card
+from paceline.metrics.card import REWOUND, RunCard, card_diff, read_card
+from paceline.metrics.meter import MeterState
+from paceline.metrics.metrics_file import Metrics
+from paceline.metrics.recovery import readable, rebuild
 from paceline.metrics.sinks import missing_lines
 from paceline.parallel.memory_fit import plan_of
-from paceline.settings.run import read_config
-from paceline.settings.schedule import sequences_from
+from paceline.settings.run import RunConfig, read_config
+from paceline.settings.schedule import sequences_from, tokens_before
 from paceline.train.assemble import Assembly, assemble_to_fit
 from paceline.train.hooks import SavedState
-from paceline.train.loop import Position
+from paceline.train.loop import BEGINNING, History, Position
 from paceline.train.run import Finished, Launch, first_card, train
 
 
@@ -27,17 +31,30 @@ class Found:
 
     path: Path
     passed_over: list[str]
-    cursor: Cursor | None
-    """Where its data go on, if not where it stopped reading: after a rewind."""
+    newest: Path | None = None
+    """After a rewind: the checkpoint whose data and clocks it goes on from."""
+    last: Metrics | None = None
+    """After a rewind: the newest record of what the run has read."""
 
 
 def find(folder: RunFolder, rewind: int | None = None) -> Found | None:
     """None: nothing was saved yet."""
+    check_seen(folder)
     if rewind is None and not folder.checkpoints():
         return None
     path, passed_over = _newest_with_metrics(folder, rewind)
-    cursor = None if rewind is None else _read_saved(store.newest_good(folder, usable=_read_saved)[0]).cursor
-    return Found(path, passed_over, cursor)
+    if rewind is None:
+        return Found(path, passed_over)
+    newest = store.newest_good(folder, usable=_read_saved)[0]
+    return Found(path, passed_over, newest, next(reversed(readable(folder.metrics)), None))
+
+
+def first_position(folder: RunFolder) -> Position:
+    """Where a run without a checkpoint begins, as its folder says."""
+    if not folder.beginning.is_file():  # of an older version
+        return BEGINNING
+    state = from_dict(SavedState, read_json(folder.beginning), at=str(folder.beginning))
+    return Position(clocks=state.clocks, history=state.history)
 
 
 def _newest_with_metrics(folder: RunFolder, until: int | None) -> tuple[Path, list[str]]:
@@ -70,17 +87,25 @@ def go_on(launch: Launch, found: Found) -> Finished:
     ranks = launch.ranks
     card, trouble = ranks.from_first(lambda: _card_so_far(launch.folder))
     run, fit = assemble_to_fit(launch.resolved, launch.machine, ranks, before=None if card is None else card.fit)
-    position = _filled(run, found)
+    state = _read_saved(found.path)
+    position = _filled(run, found, state)
+    history, other = _compared(run, position, card, launch.allow_other_data)
+    position = replace(position, history=history)
+    lost = ranks.from_first(lambda: rebuild(launch.folder.metrics, state.metrics_bytes, state.evaluations))
     notes = [*trouble, *(f"passed over {reason}" for reason in found.passed_over), f"resumed from {found.path.name}"]
+    notes += [note for note in (lost, *other) if note]
     if position.rewound:
-        notes.append(f"rewound; data go on at token {position.cursor.position:,}, after all that was read before")
+        notes.append(f"{REWOUND} {position.cursor.position:,}, after all that was read before")
     card = card or first_card(launch, run, fit)
+    card = replace(card, diff=card_diff(launch.preset, launch.config))
     if plan_of(card.fit) != fit.plan:
         notes.append(f"cut otherwise than before: {fit}")
         card = replace(card, fit=asdict(fit.plan))
     for note in (*run.machine.lacks, *notes) if ranks.is_main else ():
         print(note)
     card = replace(card, notes=(*card.notes, *notes), ranks=ranks.world, finished=False, ended=None)
+    if ranks.is_main:  # what was given anew is kept for the next time
+        launch.folder.write_config(to_dict(launch.config))
     return train(launch, run, fit, card, position)
 
 
@@ -92,7 +117,31 @@ def _card_so_far(folder: RunFolder) -> tuple[RunCard | None, list[str]]:
         return None, [f"a new card, since the old one is lost: {error}"]
 
 
-def _filled(run: Assembly, found: Found) -> Position:
+def _compared(run: Assembly, position: Position, card: RunCard | None, allowed: bool) -> tuple[History, list[str]]:
+    """The run's history with the data that it goes on with, and a note on each that is other than before."""
+    history, notes = position.history, list[str]()
+    before = {
+        "training data": history.data or (() if card is None else (card.data_fingerprint,)),
+        "validation data": history.val_data,
+    }
+    now = {"training data": run.data.train.fingerprint, "validation data": run.data.val.fingerprint}
+    for name, fingerprint in now.items():
+        if before[name] and before[name][-1] != fingerprint:
+            notes.append(f"other {name} from step {position.step} on: {fingerprint} instead of {before[name][-1]}")
+            before[name] += (fingerprint,)
+    if notes and not allowed:
+        cure = "give the folder of the run's own, or go on with --allow-other-data, which the card will show"
+        raise ConfigError(f"--data.dir {run.config.data.dir}: {'; '.join(notes)} (fingerprints); {cure}")
+    return replace(
+        history,
+        data=before["training data"] or (now["training data"],),
+        val_data=before["validation data"] or (now["validation data"],),
+        rewinds=max(history.rewinds, 0 if card is None else card.rewinds + position.rewound),
+        restarts=max(history.restarts, 0 if card is None else card.restarts),
+    ), notes
+
+
+def _filled(run: Assembly, found: Found, state: SavedState) -> Position:
     """Fill a run from a checkpoint; where it goes on."""
     store.load_weights_into(found.path, dict(run.model.named_parameters()))
     saved = store.load(found.path, without=("model",))
@@ -100,13 +149,29 @@ def _filled(run: Assembly, found: Found) -> Position:
     for name, buffer in run.model.state_buffers().items():
         buffer.copy_(saved.groups["buffers"][name])
     set_random_states(of_rank(saved.groups.get("random", {}), run.ranks.rank))
-    state, config, data = _read_saved(found.path), run.config, run.data.train
-    cursor = state.cursor if found.cursor is None else found.cursor
+    config, data = run.config, run.data.train
+    newest = state if found.newest is None else _read_saved(found.newest)
+    cursor, clocks, history = newest.cursor, newest.clocks, newest.history
     if cursor.position is None:
         cursor = Cursor(position_after_steps(data, config.data, config.batch, cursor.step or 0))
     left = config.steps - saved.step
     check_data(data, config.data, config.batch, sequences_from(config, saved.step), left, cursor.position or 0)
-    clocks = state.clocks
     if clocks.timed_tokens is None:  # an older checkpoint, whose steps were all of one size
         clocks = replace(clocks, timed_tokens=clocks.timed_steps * config.batch.tokens)
-    return Position(saved.step, cursor, state.metrics_bytes, clocks, saved.groups, rewound=found.cursor is not None)
+    if found.newest is not None:
+        clocks, history = _left_behind(config, found, clocks, history, saved.step)
+    rewound = found.newest is not None
+    return Position(saved.step, cursor, state.metrics_bytes, clocks, saved.groups, rewound, history)
+
+
+def _left_behind(
+    config: RunConfig, found: Found, clocks: MeterState, history: History, step: int
+) -> tuple[MeterState, History]:
+    """After a rewind to `step`: everything that was read before it counts, and the time that it took."""
+    assert found.newest is not None
+    read = tokens_before(config, step_of(found.newest)) + history.tokens
+    if (last := found.last) is not None and last.tokens > read:  # after the newest checkpoint
+        timed = (clocks.timed_tokens or 0) + last.tokens - read
+        clocks = replace(clocks, train_s=last.train_s, wall_s=last.wall_s, timed_tokens=timed)
+        read = last.tokens
+    return clocks, replace(history, rewinds=history.rewinds + 1, tokens=read - tokens_before(config, step))

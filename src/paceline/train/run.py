@@ -11,7 +11,7 @@ import torch
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.core.environment import code_digest, code_version, environment
 from paceline.core.errors import PacelineError
-from paceline.core.files import make_room
+from paceline.core.files import make_room, write_json
 from paceline.core.schema import flatten, to_dict
 from paceline.core.signals import StopRequest, stop_on_signals
 from paceline.metrics.card import RunCard, card_diff, judged, now, write_card
@@ -19,7 +19,7 @@ from paceline.metrics.console import ConsoleSink
 from paceline.metrics.deferred import DeferredMetrics
 from paceline.metrics.flops import mean_flops_per_token, utilisation
 from paceline.metrics.memory import peak_bytes
-from paceline.metrics.meter import Meter, seconds_since_launch
+from paceline.metrics.meter import Meter, MeterState, seconds_since_launch
 from paceline.metrics.metrics_file import EvalMetrics, read_metrics
 from paceline.metrics.sinks import CallbackSink, FanOut, JsonlSink, OnMetrics, Sink
 from paceline.metrics.trackers import Tracked, check_installed, trackers
@@ -28,10 +28,9 @@ from paceline.parallel.memory_fit import Fit
 from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
 from paceline.parallel.rendezvous import joined
 from paceline.settings.run import RunConfig
-from paceline.settings.schedule import tokens_before
 from paceline.train.assemble import Assembly, assemble_to_fit
 from paceline.train.gradient_step import GradientStep
-from paceline.train.hooks import CheckpointHook, EvaluationHook, MetricsHook
+from paceline.train.hooks import CheckpointHook, EvaluationHook, MetricsHook, SavedState
 from paceline.train.loop import BEGINNING, Loop, Position
 
 if TYPE_CHECKING:
@@ -67,6 +66,8 @@ class Launch:
     """Rank-0 callback that replaces console output."""
     age: Callable[[], float] = seconds_since_launch
     """Seconds since the launch."""
+    allow_other_data: bool = False
+    """Go on with data of another fingerprint."""
 
 
 def start_run(
@@ -84,7 +85,7 @@ def start_run(
     `age` are for a process that does more than this run; see `Launch`."""
     with _launched(config, folder, preset, ranks) as launch:
         launch = replace(launch, on_metrics=on_metrics, age=age)
-        return _go_on_or_begin(launch) if again else _begin(launch)
+        return _go_on_or_begin(launch) if again else begin(launch)
 
 
 def resume_run(
@@ -94,21 +95,28 @@ def resume_run(
     *,
     preset: RunConfig | None = None,
     rewind: int | None = None,
+    restart: bool = False,
+    allow_other_data: bool = False,
 ) -> Finished:
     """Go on from the newest good checkpoint of a run, as if it had not stopped; from the start, if it was stopped
     before its first. `rewind`: from the newest of this step or before, and with the data that come after all that the
-    run has read."""
+    run has read. `restart`: from the start in any case, with what is there set aside. Data other than the run's are
+    refused unless `allow_other_data`; then the card has the fingerprints of both."""
     with _launched(config, folder, preset or config, ranks) as launch:
-        return _go_on_or_begin(launch, rewind)
+        if restart:
+            from paceline.train.restart import set_aside
+
+            return begin(launch, lambda: set_aside(launch))
+        return _go_on_or_begin(replace(launch, allow_other_data=allow_other_data), rewind)
 
 
 def _go_on_or_begin(launch: Launch, rewind: int | None = None) -> Finished:
     """Every rank reads the checkpoint from rank 0's folder."""
-    from paceline.train.resume import find, go_on
+    from paceline.train.resume import find, first_position, go_on
 
     folder, found = launch.ranks.from_first(lambda: (launch.folder, find(launch.folder, rewind)))
     launch = replace(launch, folder=folder)
-    return _begin(launch) if found is None else go_on(launch, found)
+    return begin(launch, lambda: first_position(folder)) if found is None else go_on(launch, found)
 
 
 @contextmanager
@@ -136,8 +144,14 @@ def agreed_facts(config: RunConfig) -> dict[str, str]:
     return {"the code's digest": code_digest(), "torch": torch.__version__, **settings}
 
 
-def _begin(launch: Launch) -> Finished:
+def begin(launch: Launch, before: Callable[[], Position] = lambda: BEGINNING) -> Finished:
+    """From step 0. `before` is called on rank 0, once the run is known to work and before its first file is written,
+    and says what the run has behind it."""
     run, fit = assemble_to_fit(launch.resolved, launch.machine, launch.ranks)
+    position = launch.ranks.from_first(before)
+    data = run.data
+    history = replace(position.history, data=(data.train.fingerprint,), val_data=(data.val.fingerprint,))
+    position = replace(position, history=history)
     if launch.ranks.is_main:
         for line in run.machine.lacks:
             print(line)
@@ -146,12 +160,23 @@ def _begin(launch: Launch) -> Finished:
         launch.folder.write_config(to_dict(launch.config))
         if run.tokenizer is not None:
             run.tokenizer.save(launch.folder.path)
-    return train(launch, run, fit, first_card(launch, run, fit), BEGINNING)
+        state = SavedState(
+            cursor=position.cursor, metrics_bytes=0, clocks=position.clocks or MeterState(), history=history
+        )
+        write_json(launch.folder.beginning, to_dict(state))
+    return train(launch, run, fit, first_card(launch, run, fit), position)
 
 
 def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Position) -> Finished:
     """The loop with its hooks, from a position to the end, and the card that says how it went."""
-    config, ranks, folder = run.config, run.ranks, launch.folder
+    config, ranks, folder, history = run.config, run.ranks, launch.folder, position.history
+    card = replace(
+        card,
+        data_fingerprint=history.data[0],
+        other_data=(*history.data[1:], *history.val_data[1:]),
+        rewinds=history.rewinds,
+        restarts=history.restarts,
+    )
     wait = torch.cuda.synchronize if run.machine.device.type == "cuda" else lambda: None
     meter = Meter(untimed_steps=config.train.untimed_steps, resumed=position.clocks, already_s=launch.age(), wait=wait)
     log = JsonlSink(folder.metrics, position=position.metrics_bytes) if ranks.is_main else None
@@ -169,7 +194,7 @@ def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Posi
     average = _averages(run)
     shipped = average[0].shipped if average else nullcontext
     evaluation = EvaluationHook(loop, deferred, sink, before, lambda found: write(judged(card, found, meter)), shipped)
-    checkpoints = CheckpointHook(loop, folder, deferred, log, to_dict(launch.config))
+    checkpoints = CheckpointHook(loop, folder, deferred, log, to_dict(launch.config), evaluation.evaluations)
     loop.hooks = (*average, MetricsHook(loop, deferred), evaluation, bad_steps, checkpoints)
     for hook in loop.hooks:
         hook.load(position.states.get(hook.name, {}))
@@ -184,7 +209,7 @@ def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Posi
     finally:
         sink.close()
     bad_steps.wait()
-    card = _last_card(card, run, meter, step, evaluation.evaluations, bad_steps.skipped)
+    card = _last_card(card, loop, step, evaluation.evaluations)
     write(card)
     if bad_steps.exhausted and not card.finished:
         from paceline.train.bad_step_report import bad_step_report
@@ -252,15 +277,14 @@ def first_card(launch: Launch, run: Assembly, fit: Fit) -> RunCard:
     )
 
 
-def _last_card(
-    card: RunCard, run: Assembly, meter: Meter, step: int, evaluations: list[EvalMetrics], skipped: int
-) -> RunCard:
+def _last_card(card: RunCard, loop: Loop, step: int, evaluations: list[EvalMetrics]) -> RunCard:
+    run, meter = loop.run, loop.meter
     rate, gpu = meter.mean_tokens_per_s, str(card.environment.get("gpu", "")) or None
     return replace(
         judged(card, evaluations, meter) if evaluations else card,
         finished=step == run.config.steps,
         steps_done=step,
-        tokens=tokens_before(run.config, step),
+        tokens=loop.tokens_after(step),
         train_s=meter.train_s,
         wall_s=meter.wall_s,
         startup_s=meter.startup_s,
@@ -268,6 +292,6 @@ def _last_card(
         tokens_per_s=rate,
         mfu=utilisation(mean_flops_per_token(run.config), rate, gpu, gpus=card.ranks),
         peak_bytes=peak_bytes(str(run.machine.device)),
-        skipped_steps=skipped,
+        skipped_steps=loop.gradient.bad_steps.skipped,
         ended=now(),
     )

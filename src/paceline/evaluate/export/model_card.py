@@ -32,7 +32,7 @@ def model_card(card: RunCard, *, step: int) -> str:
         "parameters": f"{card.parameters:,}",
         "step": f"{step:,} of {card.steps:,}",
         "validation loss": _loss(card, step),
-        "data fingerprint": f"`{card.data_fingerprint}`",
+        "data fingerprint": f"`{card.all_data}`",
         "seed": card.seed,
         "started": card.started,
         "paceline": f"{version.version}, commit {version.commit or 'unknown'}",

@@ -17,6 +17,7 @@ from paceline.analysis.facts import code
 from paceline.analysis.groups import Group, groups_of
 from paceline.analysis.runs import LeftOut, StoredRun, read_runs, validations
 from paceline.analysis.statistics import mean_at_most
+from paceline.checkpoint.run_folder import SET_ASIDE
 from paceline.core.errors import RunError, UserError
 from paceline.core.schema import changes
 from paceline.lab.compare.compare import RECORDS_LEVEL
@@ -80,9 +81,13 @@ class Board:
     remarks: list[str]
 
 
-def board(folders: Sequence[Path], *, track: str | None = None, target: float | None = None) -> Board:
-    """The board of the runs anywhere below these folders. Without a track, the one that all of them name."""
-    found, damaged = read_runs(path.parent for folder in folders for path in sorted(folder.rglob(CARD_FILE)))
+def board(
+    folders: Sequence[Path], *, track: str | None = None, target: float | None = None, remade: bool = False
+) -> Board:
+    """The board of the runs anywhere below these folders. Without a track, the one that all of them name. `remade`:
+    count those that were rewound or restarted, too."""
+    cards = (path for folder in folders for path in sorted(folder.rglob(CARD_FILE)))
+    found, damaged = read_runs(card.parent for card in cards if not card.parent.name.startswith(SET_ASIDE))
     name = track or _only_track(found, folders)
     runs = [run for run in found if run.card.track == name]
     others = len(found) - len(runs)
@@ -96,7 +101,7 @@ def board(folders: Sequence[Path], *, track: str | None = None, target: float | 
     rules = known.rules if known else _commonest(runs)
     breaches = {run: _breach(_rules_of(run), rules) for run in runs}
     broken = [LeftOut(run=run.label, why=why) for run, why in breaches.items() if why]
-    groups = groups_of((run for run, why in breaches.items() if not why), by_machine=True)
+    groups = groups_of((run for run, why in breaches.items() if not why), by_machine=True, remade=remade)
     rows = [_row(group, goal) for group in groups if group.runs]
     return Board(
         track=name,
@@ -123,7 +128,7 @@ def _rules_of(run: StoredRun) -> Rules | None:
     config = run.config
     try:
         return Rules(
-            data_fingerprint=run.card.data_fingerprint,
+            data_fingerprint=run.card.all_data,
             one_pass=config["data.one_pass"],
             validation_tokens=config["evaluate.tokens"],
             untimed_steps=config["train.untimed_steps"],

@@ -75,10 +75,13 @@ class Comparison:
     remarks: list[str]
 
 
-def compare(folders: Sequence[Path], *, target: float | None = None, planned: int | None = None) -> Comparison:
-    """Compare the runs in these folders and record this look beside them."""
+def compare(
+    folders: Sequence[Path], *, target: float | None = None, planned: int | None = None, remade: bool = False
+) -> Comparison:
+    """Compare the runs in these folders and record this look beside them. `remade`: count those that were rewound or
+    restarted, too."""
     found, damaged = read_runs(folders)
-    every = groups_of(found)
+    every = groups_of(found, remade=remade)
     left_out = [*damaged, *(item for group in every for item in group.left_out)]
     counting = [group for group in every if group.runs]
     if not counting:

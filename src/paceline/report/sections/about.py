@@ -105,5 +105,5 @@ def environment(subject: Subject) -> list[Node]:
 
 def _machine(run: Run) -> tuple[tuple[str, str, None], ...]:
     known = dict(fact(name, value) for name, value in run.card.environment.items())
-    known |= {"code": version_line(run.card.code_version), "data": run.card.data_fingerprint}
+    known |= {"code": version_line(run.card.code_version), "data": run.card.all_data}
     return tuple((name, value, None) for name, value in known.items())

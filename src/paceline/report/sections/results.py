@@ -170,6 +170,6 @@ def _cut(groups: Sequence[Group[Run]]) -> str:
 
 def _step_seconds(run: Run) -> float | None:
     card = run.card
-    if not run.is_timed or not card.tokens_per_s or not card.steps_done:
+    if not run.is_timed or not card.tokens_per_s or not card.steps_done or card.rewinds or card.restarts:
         return None
     return card.tokens / card.steps_done / card.tokens_per_s
