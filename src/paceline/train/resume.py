@@ -7,6 +7,7 @@ from paceline.checkpoint import store
 from paceline.checkpoint.manifest import CONFIG, STATE
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.core.errors import RunError
+from paceline.core.output import tell
 from paceline.core.random_states import of_rank, set_random_states
 from paceline.core.schema import from_dict, read_json
 from paceline.data.batches import Cursor, check_data, position_after_steps
@@ -79,7 +80,7 @@ def go_on(launch: Launch, found: Found) -> Finished:
         notes.append(f"cut otherwise than before: {fit}")
         card = replace(card, fit=asdict(fit.plan))
     for note in (*run.machine.lacks, *notes) if ranks.is_main else ():
-        print(note)
+        tell(note)
     card = replace(card, notes=(*card.notes, *notes), ranks=ranks.world, finished=False, ended=None)
     return train(launch, run, fit, card, position)
 
