@@ -19,6 +19,7 @@ from paceline.cli import main
 from paceline.metrics.card import read_card
 from paceline.metrics.metrics_file import read_metrics
 from train.killing import train
+from train.tiny import run, tiny_config
 
 STEPS = 30
 LONG = 400
@@ -162,3 +163,14 @@ def test_a_second_hang_up_costs_no_checkpoint(tmp_path: Path) -> None:
     done = read_card(started.run).steps_done
     assert RunFolder(started.run).checkpoints()[-1].name == f"step_{done:06d}"
     assert started.said() == []
+
+
+def test_a_run_from_python_needs_no_console(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = open("/dev/full", "w")  # noqa: SIM115 - closing fails
+    monkeypatch.setattr(sys, "stdout", stream)
+    done = run(tiny_config(tmp_path / "data"), tmp_path / "run")
+    monkeypatch.undo()
+    assert done.card.notes == read_card(tmp_path / "run").notes
+    assert_finished(tmp_path / "run", 12, "No space left on device")
+    with contextlib.suppress(OSError):
+        stream.close()
