@@ -13,6 +13,7 @@ from typing import NamedTuple
 from paceline import __version__
 from paceline.core.errors import PacelineError, UserError, naming_files
 from paceline.core.migrations import migrate_flags
+from paceline.core.output import Output, standard_streams, tell
 from paceline.core.threads import limit_openmp_spin
 
 
@@ -20,14 +21,16 @@ class Verb(NamedTuple):
     summary: str
     run: str
     """`module:function` under paceline, called with the arguments after the verb; returns the exit code."""
+    answers: bool = True
+    """What it prints is what it is for; the others go on without an output."""
 
 
 VERBS = {
-    "train": Verb("train a preset (no preset: demo)", "commands.train:train"),
+    "train": Verb("train a preset (no preset: demo)", "commands.train:train", answers=False),
     "presets": Verb("list the presets", "commands.presets:presets"),
     "diff": Verb("what changed between two presets", "commands.presets:diff"),
     "sample": Verb("let a trained run write", "commands.trained:sample"),
-    "serve": Verb("answer the completions protocol with a run", "commands.trained:serve"),
+    "serve": Verb("answer the completions protocol with a run", "commands.trained:serve", answers=False),
     "evaluate": Verb("judge a trained run: loss, bits per byte, tasks", "commands.evaluate:evaluate"),
     "export": Verb("write a run for transformers, or as plain weights", "commands.trained:export"),
     "data prepare": Verb("text to shards", "commands.data:prepare"),
@@ -39,11 +42,11 @@ VERBS = {
     "bench sample": Verb("time how fast a model writes", "commands.bench:sample"),
     "plan": Verb("predict a run's time, memory and cost", "commands.plan:plan"),
     "schedule": Verb("batch sizes, windows and rates of a preset by step", "commands.presets:schedule"),
-    "ablate": Verb("what each part of a record buys", "commands.ablate:ablate"),
+    "ablate": Verb("what each part of a record buys", "commands.ablate:ablate", answers=False),
     "compare": Verb("what runs show, and what is noise", "commands.results:compare"),
     "board": Verb("rank the runs of a track", "commands.results:board"),
     "report": Verb("one page about one or more runs", "commands.results:report"),
-    "watch": Verb("the same page, live, for runs in progress", "commands.results:watch"),
+    "watch": Verb("the same page, live, for runs in progress", "commands.results:watch", answers=False),
     "verify": Verb("check every hash of a run, a checkpoint or data", "commands.data:verify_any"),
     "doctor": Verb("what this machine can do", "commands.doctor:doctor"),
 }
@@ -53,22 +56,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The console script."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     limit_openmp_spin()
-    try:
-        with naming_files():
-            return _dispatch(arguments)
-    except PacelineError as error:
-        if not error.told:
-            print(f"paceline: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("paceline: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of our output went away, as with `| head`
-        sys.stderr.close()
-        return 0
+    with standard_streams() as output:
+        try:
+            with naming_files():
+                code = _dispatch(arguments, output)
+            output.flush()
+            return code
+        except PacelineError as error:
+            if not error.told:
+                tell(f"paceline: {error}", sys.stderr)
+            return error.exit_code
+        except KeyboardInterrupt:
+            tell("paceline: interrupted", sys.stderr)
+            return 130
 
 
-def _dispatch(arguments: list[str]) -> int:
+def _dispatch(arguments: list[str], output: Output) -> int:
+    output.needed = True
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_overview())
         return 0
@@ -81,12 +85,13 @@ def _dispatch(arguments: list[str]) -> int:
         raise UserError(_unknown(name, arguments))
     module, function = VERBS[name].run.split(":")
     flags = migrate_flags(arguments[words:], _warn)
+    output.needed = VERBS[name].answers or bool({"-h", "--help"} & set(flags))
     return int(getattr(importlib.import_module(f"paceline.{module}"), function)(flags))
 
 
 def _warn(line: str) -> None:
     if os.environ.get("RANK", "0") == "0":
-        print(f"paceline: {line}", file=sys.stderr)
+        tell(f"paceline: {line}", sys.stderr)
 
 
 def _unknown(name: str, arguments: list[str]) -> str:

@@ -211,11 +211,12 @@ def show_progress() -> Iterator[Callable[["Status | DownloadStatus"], None]]:
     if not sys.stderr.isatty():
         yield ProgressLines(time.monotonic)
         return
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+    from paceline.metrics.console import console_on
+
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True)) as bar:
+    with Progress(*columns, TextColumn("{task.description}", markup=False), console=console_on(sys.stderr)) as bar:
         task = bar.add_task("", total=None)
         yield lambda status: bar.update(
             task, completed=status.bytes_read, total=status.bytes_total or None, description=str(status)

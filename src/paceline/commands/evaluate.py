@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -18,7 +17,7 @@ from paceline.core.schema import to_dict
 from paceline.core.units import human_seconds
 from paceline.evaluate.config import SuiteConfig
 from paceline.metrics.card import POSITION_COLUMNS, Evaluation, add_evaluation, read_card
-from paceline.metrics.console import plain_table
+from paceline.metrics.console import console_on, plain_table
 from paceline.metrics.metrics_file import finite
 
 if TYPE_CHECKING:
@@ -65,8 +64,8 @@ def evaluate(argv: Sequence[str]) -> int:
 
 
 def _show(title: str, found: Sequence[Evaluation]) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
-    console.print(title, markup=False)
+    console = console_on(sys.stdout, width=None if sys.stdout.isatty() else 120)
+    console.print(title, highlight=False)
     table = plain_table("", "name", "figure", ">value", "of")
     for evaluation in found:
         counts = {unit: evaluation.of.get(unit) for unit in ("examples", "tokens", "bytes")}
@@ -77,7 +76,7 @@ def _show(title: str, found: Sequence[Evaluation]) -> None:
     console.print(table)
     for evaluation in found:
         if evaluation.positions:
-            console.print(f"\nloss by place in the document, {evaluation.kind} {evaluation.name}", markup=False)
+            console.print(f"\nloss by place in the document, {evaluation.kind} {evaluation.name}", highlight=False)
             console.print(_places(evaluation))
 
 
@@ -97,8 +96,8 @@ def show_progress() -> Iterator[Callable[[str], "Told"]]:
     if not sys.stderr.isatty():
         yield lambda what: ProgressLines(what, time.monotonic)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console_on(sys.stderr), transient=True) as bar:
 
         def tell(what: str) -> "Told":
             task = bar.add_task(what, total=None)

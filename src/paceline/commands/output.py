@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.core.output import tell
+
 LINE_EVERY_S = 10.0
 """Between two lines of progress where there is no terminal."""
 
@@ -27,4 +29,4 @@ def answer(values: Any, show: Callable[[], object], *, as_json: bool) -> int:
 
 def say(line: str) -> None:
     """For a person who waits; standard output is the result's alone."""
-    print(line, file=sys.stderr, flush=True)
+    tell(line, sys.stderr)

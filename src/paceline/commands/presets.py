@@ -1,18 +1,17 @@
 """`paceline presets`, `diff` and `schedule`: what a preset is, without torch."""
 
 import itertools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from rich.console import Console
 
 from paceline.commands.output import JsonArgs, answer
 from paceline.commands.train import base_config, parse_arguments
 from paceline.core.command_line import PresetName, parse
 from paceline.core.schema import Change
 from paceline.core.units import human_count
-from paceline.metrics.console import plain_table
+from paceline.metrics.console import console_on, plain_table
 from paceline.recipes.catalogue import CatalogueEntry, catalogue, changes_between, listed
 from paceline.settings.groups import param_groups
 from paceline.settings.run import RunConfig
@@ -52,7 +51,7 @@ def _show_presets(entries: list[CatalogueEntry]) -> None:
     for entry in entries:
         sizes = (f"{entry.parameters:,}", f"{entry.steps:,}", f"{entry.tokens_per_step:,}")
         table.add_row(entry.name, *sizes, entry.summary)
-    Console().print(table)
+    console_on(sys.stdout).print(table)
 
 
 def diff(argv: Sequence[str]) -> int:
@@ -65,7 +64,7 @@ def _show_diff(arguments: DiffArgs, found: list[Change]) -> None:
     table = plain_table("switch", arguments.before, arguments.after)
     for change in found:
         table.add_row(change.field, _shown(change.before), _shown(change.after))
-    Console().print(table if found else f"{arguments.before} and {arguments.after} do not differ")
+    console_on(sys.stdout).print(table if found else f"{arguments.before} and {arguments.after} do not differ")
 
 
 def _shown(value: object) -> str:
@@ -120,7 +119,7 @@ def _show_schedule(config: RunConfig, rows: list[dict[str, Any]]) -> None:
         betas = ("", "") if group.rule == "muon" else (f"{group.beta1:g}", f"{group.beta2:g}")
         moves = "every step" if group.every == 1 else f"every {group.every} steps"
         groups.add_row(group.name, group.rule, f"{group.lr:.4g}", *betas, f"{group.weight_decay:g}", moves)
-    Console().print(table, "", groups, sep="\n")
+    console_on(sys.stdout).print(table, "", groups, sep="\n")
 
 
 def _range(*ends: float) -> str:

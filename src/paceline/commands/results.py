@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from paceline.checkpoint.run_folder import RUNS, RunFolder, open_run
-from paceline.commands.output import answer
+from paceline.commands.output import answer, say
 from paceline.core.command_line import Positional, parse
 from paceline.core.errors import ConfigError, RunError
 from paceline.metrics.card import CARD_FILE
@@ -132,7 +131,7 @@ def report(argv: Sequence[str]) -> int:
     out = arguments.out or (RunFolder(folders[0]).report if len(folders) == 1 else Path("report.html"))
     subject = write_report(folders, out)
     for sentence in subject.left_out:
-        print(f"left out: {sentence}", file=sys.stderr)
+        say(f"left out: {sentence}")
     print(out)
     return 0
 

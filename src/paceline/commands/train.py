@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from paceline.analysis.facts import beside_bits_per_byte
 from paceline.checkpoint.run_folder import RunFolder, new_run, only_writer, open_run
-from paceline.core.command_line import Bare, OptionalPreset, parse
+from paceline.core.command_line import ASKS_FOR_HELP, Bare, OptionalPreset, parse
 from paceline.core.errors import ConfigError, PacelineError, RunError, naming_files
 from paceline.core.schema import changes
 from paceline.core.units import human_seconds
@@ -227,8 +227,9 @@ def _sample(folder: RunFolder, done: "Finished", tokenizer: "Tokenizer") -> str:
 
 
 def base_config(argv: Sequence[str]) -> RunConfig:
-    """What the flags change: the preset scaled to --scale and --steps, or the run that is resumed."""
-    if (run := _value_of("--resume", argv)) is not None:
+    """What the flags change: the preset scaled to --scale and --steps, or the run that is resumed; not for help, whose
+    text reaches the terminal as it is, with its colours."""
+    if ASKS_FOR_HELP.isdisjoint(argv) and (run := _value_of("--resume", argv)) is not None:
         from paceline.checkpoint.verified import read_run_config
 
         config, trouble = read_run_config(open_run(run), read_config, may_change=MAY_CHANGE_ON_RESUME)

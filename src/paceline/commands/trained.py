@@ -10,6 +10,7 @@ from paceline.commands.output import say
 from paceline.core.command_line import Bare, OptionalRun, parse
 from paceline.core.errors import UserError
 from paceline.core.loopback import HOSTS, LOOPBACK
+from paceline.core.output import loss_of
 from paceline.evaluate.config import SamplingConfig, ServeConfig
 from paceline.settings.limits import PORT, Limited, at_least
 
@@ -79,6 +80,8 @@ def sample(argv: Sequence[str]) -> int:
     print(prompt + first, end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)
+        if loss_of(sys.stdout) is not None:
+            return 0
     print()
     return 0
 

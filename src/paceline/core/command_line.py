@@ -8,14 +8,17 @@ import contextlib
 import io
 import itertools
 import re
+import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 import tyro
 
 from paceline.core.errors import UserError
+from paceline.core.output import unchanged
 
 T = TypeVar("T")
+ASKS_FOR_HELP = frozenset(("-h", "--help"))
 Positional = Annotated[T, tyro.conf.Positional]
 PresetName = Positional[Annotated[str, tyro.conf.arg(metavar="PRESET")]]
 OptionalPreset = Positional[Annotated[str, tyro.conf.arg(metavar="[PRESET]")]]
@@ -41,11 +44,12 @@ def _tyro(cls: type[T], argv: Sequence[str], verb: str, description: str, defaul
     said = io.StringIO()
     options: dict[str, Any] = {} if default is None else {"default": default}
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(unchanged(sys.stdout)):  # help has colours
             parsed: T = tyro.cli(cls, args=list(argv), prog=f"paceline {verb}", description=description, **options)
             return parsed
     except SystemExit as end:
         if end.code in (0, None):
+            sys.stdout.flush()
             raise
         raise UserError(f"paceline {verb}: {_fold(said.getvalue())}") from None
 

@@ -1,10 +1,14 @@
-"""Ctrl-C and SIGTERM: graceful shutdown at the next step boundary, or at once where nothing would be torn: in a
-validation or a gradient, which may take minutes. A second signal ends the process wherever it is."""
+"""Ctrl-C, SIGTERM and SIGHUP: graceful shutdown at the next step boundary, or at once where nothing would be torn: in a
+validation or a gradient, which may take minutes. A second signal ends the process wherever it is, unless it is SIGHUP,
+which a terminal that closes may send twice, and a service manager after SIGTERM."""
 
 import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+
+HANG_UP = getattr(signal, "SIGHUP", None)
+"""None: Windows has none."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -41,6 +45,8 @@ class StopRequest:
     def hear(self, number: int) -> None:
         """A signal has come."""
         if self.signal_number is not None:
+            if number == HANG_UP:
+                return
             raise KeyboardInterrupt
         self.signal_number = number
         if self._may_drop:
@@ -49,12 +55,15 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """While the block runs, the first SIGINT or SIGTERM only makes the request; on the main thread, which alone may."""
+    """While the block runs, the first SIGINT, SIGTERM or SIGHUP only makes the request; on the main thread, which alone
+    may. A SIGHUP that was ignored before, as by nohup, stays ignored."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    handled = (signal.SIGINT, signal.SIGTERM)
+    handled = [signal.SIGINT, signal.SIGTERM]
+    if HANG_UP is not None and signal.getsignal(HANG_UP) is not signal.SIG_IGN:
+        handled.append(HANG_UP)
     before = {number: signal.signal(number, lambda number, _: request.hear(number)) for number in handled}
     try:
         yield request

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import ConfigError, UserError
+from paceline.core.output import unchanged
 from paceline.evaluate.config import SuiteConfig
 from paceline.evaluate.load import LoadedRun
 from paceline.evaluate.score import Progress, silent
@@ -88,7 +89,8 @@ def judge_tasks(
 
     from paceline.evaluate.harness_model import HarnessModel
 
-    with contextlib.redirect_stdout(sys.stderr):  # where the harness prints, --json must be alone
+    bars = unchanged(sys.stderr)
+    with contextlib.redirect_stdout(bars), contextlib.redirect_stderr(bars):  # standard output is the result's alone
         found = simple_evaluate(
             model=HarnessModel(run, most_tokens=most_tokens, progress=progress),
             tasks=list(config.tasks),

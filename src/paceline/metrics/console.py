@@ -1,12 +1,16 @@
 """What a person sees while a run goes on: a live line on a terminal, a few plain lines anywhere else."""
 
 import sys
+from collections.abc import Iterator
 from typing import Any, Literal, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
+from paceline.core.output import loss_of, neutral, unchanged
 from paceline.core.units import human_seconds
 from paceline.metrics.meter import seconds_left
 from paceline.metrics.metrics_file import EvalMetrics, Metrics, StepMetrics
@@ -14,9 +18,24 @@ from paceline.metrics.metrics_file import EvalMetrics, Metrics, StepMetrics
 PLAIN_LINES = 20  # step lines of a whole run where there is no terminal; a log should stay readable
 
 
-def console_on(file: TextIO, *, width: int | None = None) -> Console:
-    """A terminal only where the stream is one. A notebook asks for colour and is none: it would get escape codes."""
-    return Console(file=file, width=width, force_terminal=file.isatty(), force_jupyter=False)
+class _TextConsole(Console):
+    """Whatever is printed is text: no markup in it, no codes for the terminal but rich's own."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(neutral(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(neutral(segment.text), segment.style)
+
+
+def console_on(file: TextIO | None, *, width: int | None = None) -> Console:
+    """The one way to rich. A terminal only where the stream is one: a notebook asks for colour and is none, so it would
+    get escape codes."""
+    there = unchanged(file)
+    return _TextConsole(
+        file=there, width=width, force_terminal=there.isatty(), force_jupyter=False, markup=False, emoji=False
+    )
 
 
 def plain_table(*headings: str, **options: Any) -> Table:
@@ -54,6 +73,9 @@ class ConsoleSink:
         elif (due := metrics.step * PLAIN_LINES // self._steps) > self._last_line:
             self._last_line = due
             self._print(step_line(metrics, self._steps))
+        if (lost := loss_of(self._console.file)) is not None:
+            self.close()
+            raise lost
 
     def close(self) -> None:
         if self._progress is not None:

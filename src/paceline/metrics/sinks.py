@@ -13,6 +13,7 @@ from typing import Protocol
 
 from paceline.core.errors import PacelineError, RunError
 from paceline.core.files import make_room
+from paceline.core.output import LostOutputError, tell
 from paceline.metrics.metrics_file import Metrics, to_line
 
 
@@ -86,7 +87,7 @@ class CallbackSink:
 
 
 def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    tell(line, sys.stderr)
 
 
 class FanOut:
@@ -97,6 +98,8 @@ class FanOut:
 
     def __init__(self, sinks: Iterable[Sink], warn: Callable[[str], None] = _to_stderr) -> None:
         self._sinks, self._warn = list(sinks), warn
+        self.dropped: list[str] = []
+        """What was told, or an output that is lost has told, of each that failed."""
 
     def write(self, metrics: Metrics) -> None:
         self._each(lambda sink: sink.write(metrics))
@@ -113,4 +116,6 @@ class FanOut:
                     raise
                 self._sinks.remove(sink)
                 why = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
-                self._warn(f"warning: {sink.name} failed and gets no more records ({why.splitlines()[0]})")
+                self.dropped.append(f"{sink.name} failed and gets no more records ({why.splitlines()[0]})")
+                if not isinstance(error, LostOutputError):
+                    self._warn(f"warning: {self.dropped[-1]}")

@@ -17,6 +17,7 @@ import torch
 from paceline.core import files
 from paceline.core.environment import cpu_model
 from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.output import tell
 from paceline.core.schema import from_dict, to_dict
 from paceline.core.units import human_bytes
 from paceline.metrics.memory import available_bytes
@@ -102,7 +103,7 @@ def fit_memory(
             return run, fit
         why = f"out of memory with {plan}"
         if ranks.is_main:
-            print(why)
+            tell(why)
         del run
         release()
     raise PacelineError(f"{why}, which takes the least memory; {last_resort(planned, peaks[-1], available)}")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
+from paceline.core.output import tell
 from paceline.kernels.row_gradients import RowGradients
 from paceline.metrics.deferred import copy_to_host
 from paceline.optim.sync import norms_of
@@ -86,7 +87,7 @@ class BadSteps(Hook):
 
     def wants_stop(self) -> bool:
         if (line := self.news()) is not None and self.ranks.is_main:
-            print(line, flush=True)
+            tell(line)
         return self.exhausted
 
     def news(self) -> str | None:

@@ -70,7 +70,7 @@ class EvaluationHook(Hook):
         deferred: DeferredMetrics,
         sink: Sink,
         before: Sequence[EvalMetrics],
-        on_evaluation: Callable[[list[EvalMetrics]], None],
+        on_evaluation: Callable[[list[EvalMetrics]], object],
         shipped: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self.evaluations, self._shipped = list(before), shipped

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from paceline.core.errors import PacelineError
+from paceline.core.output import tell
 from paceline.core.units import human_bytes
 from paceline.data.feed import DeviceBatch
 from paceline.model.masks import window_tensor
@@ -59,7 +60,7 @@ def passes(run: Assembly, *, patient: bool = False) -> bool:
     finally:
         run.optimizer.zero_grad()
     if run.ranks.is_main and reported:
-        print(reported)
+        tell(reported)
     release_cached_memory()
     return patient and passes(run)
 

@@ -8,6 +8,7 @@ from paceline.checkpoint.manifest import CONFIG, STATE
 from paceline.checkpoint.run_folder import RunFolder, step_of
 from paceline.checkpoint.verified import check_seen
 from paceline.core.errors import ConfigError, RunError
+from paceline.core.output import tell
 from paceline.core.random_states import of_rank, set_random_states
 from paceline.core.schema import from_dict, read_json, to_dict
 from paceline.data.batches import Cursor, check_data, position_after_steps
@@ -102,7 +103,7 @@ def go_on(launch: Launch, found: Found) -> Finished:
         notes.append(f"cut otherwise than before: {fit}")
         card = replace(card, fit=asdict(fit.plan))
     for note in (*run.machine.lacks, *notes) if ranks.is_main else ():
-        print(note)
+        tell(note)
     card = replace(card, notes=(*card.notes, *notes), ranks=ranks.world, finished=False, ended=None)
     if ranks.is_main:  # what was given anew is kept for the next time
         launch.folder.write_config(to_dict(launch.config))

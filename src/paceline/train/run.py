@@ -12,6 +12,7 @@ from paceline.checkpoint.run_folder import RunFolder
 from paceline.core.environment import code_digest, code_version, environment
 from paceline.core.errors import PacelineError
 from paceline.core.files import make_room, write_json
+from paceline.core.output import tell
 from paceline.core.schema import flatten, to_dict
 from paceline.core.signals import StopRequest, stop_on_signals
 from paceline.metrics.card import RunCard, card_diff, judged, now, write_card
@@ -154,9 +155,9 @@ def begin(launch: Launch, before: Callable[[], Position] = lambda: BEGINNING) ->
     position = replace(position, history=history)
     if launch.ranks.is_main:
         for line in run.machine.lacks:
-            print(line)
+            tell(line)
         if launch.on_metrics is None and fit.key is not None:
-            print(fit)
+            tell(str(fit))
         launch.folder.write_config(to_dict(launch.config))
         if run.tokenizer is not None:
             run.tokenizer.save(launch.folder.path)
@@ -182,9 +183,11 @@ def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Posi
     log = JsonlSink(folder.metrics, position=position.metrics_bytes) if ranks.is_main else None
     sink = _sinks(launch, log, card, position.step)
 
-    def write(card: RunCard) -> None:
+    def write(card: RunCard) -> RunCard:
+        card = replace(card, notes=(*card.notes, *sink.dropped))
         if ranks.is_main:
             write_card(folder.path, card)
+        return card
 
     write(card)
     loop = Loop(run, GradientStep(run, launch.stop), meter, launch.stop, position)
@@ -210,14 +213,14 @@ def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Posi
         sink.close()
     bad_steps.wait()
     card = _last_card(card, loop, step, evaluation.evaluations)
-    write(card)
+    left = write(card)
     if bad_steps.exhausted and not card.finished:
         from paceline.train.bad_step_report import bad_step_report
 
         card = replace(card, notes=(*card.notes, bad_step_report(loop, bad_steps)))
         write(card)
         raise PacelineError(f"{card.notes[-1]}; go on with --resume {folder.path}, or from earlier with --rewind STEP")
-    return Finished(card, run, 0 if card.finished else launch.stop.exit_code)
+    return Finished(left, run, 0 if card.finished else launch.stop.exit_code)
 
 
 def _looped(loop: Loop, checkpoints: CheckpointHook, deferred: DeferredMetrics) -> int:

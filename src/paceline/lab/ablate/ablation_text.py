@@ -31,7 +31,7 @@ def show_plan(plan: Plan, console: Console) -> None:
     console.print(table)
     for why in dict.fromkeys(why for _, why in plan.left_out):
         names = ", ".join(name for name, reason in plan.left_out if reason == why)
-        console.print(f"left out: {names}: {why}", highlight=False, markup=False)
+        console.print(f"left out: {names}: {why}", highlight=False)
     runs = f"{len(plan.arms)} arms x {len(plan.seeds)} seeds: {len(plan.runs)} runs of {plan.full.steps:,} steps"
     console.print(runs, highlight=False)
 
@@ -86,7 +86,7 @@ class Progress:
             self.said.update(ended)
         for name in [name for name in ended if name not in self.said]:
             what = series.failed.get(name) or _cell(series, name)
-            print(f"{name}: {what}; {self._left(series)}", file=self.console.file, flush=True)
+            self.console.print(f"{name}: {what}; {self._left(series)}", highlight=False, soft_wrap=True)
         self.said.update(ended)
 
     def _left(self, series: Series) -> str:
@@ -115,7 +115,7 @@ def _steps_done(series: Series, name: str) -> int:
 def show_ablation(ablation: Ablation, console: Console) -> None:
     console.print(_effects_table(ablation.effects))
     for line in [*_waterfall_lines(ablation.waterfall), "", *_closing_lines(ablation)]:
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False)
 
 
 def _effects_table(effects: Iterable[Effect]) -> Table:

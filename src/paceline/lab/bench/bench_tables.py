@@ -1,10 +1,12 @@
 """A benchmark's result for a person: the same values as its JSON, in tables."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+
+from paceline.metrics.console import console_on
 
 FILE_COLUMNS = 160
 """Width of the tables where the output is no terminal."""
@@ -90,9 +92,7 @@ def _stream_row(row: dict[str, Any]) -> Sequence[str]:
 
 def _print(facts: dict[str, str], *tables: Table) -> None:
     """As wide as the terminal; in a file, wide enough for the names of kernels. An empty table is left out."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=FILE_COLUMNS)
+    console = console_on(sys.stdout, width=None if sys.stdout.isatty() else FILE_COLUMNS)
     about = Table(box=None, pad_edge=False, show_header=False)
     for fact in facts.items():
         about.add_row(*fact)

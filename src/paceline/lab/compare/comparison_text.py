@@ -1,16 +1,17 @@
 """Comparison and board for a person: the same values as their JSON."""
 
+import sys
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from paceline.analysis.facts import number
 from paceline.analysis.runs import LeftOut
+from paceline.core.output import one_line
 from paceline.core.units import human_seconds
 from paceline.lab.compare.board import Board
 from paceline.lab.compare.compare import Comparison
-from paceline.metrics.console import plain_table
+from paceline.metrics.console import console_on, plain_table
 
 Part = Table | Sequence[str]  # a table, or lines
 
@@ -80,9 +81,10 @@ def _left_out(title: str, items: Sequence[LeftOut]) -> Part:
 
 def _show(*parts: Part) -> None:
     """Those that are not empty, a blank line between them, with names as they are: a card may say [bold]."""
-    console = Console(markup=False, highlight=False)
+    console = console_on(sys.stdout)
     for place, part in enumerate(part for part in parts if isinstance(part, Table) or part):
         if place:
             console.print()
         for line in [part] if isinstance(part, Table) else part:
-            console.print(line, soft_wrap=isinstance(line, str))
+            words = one_line(line) if isinstance(line, str) else line
+            console.print(words, soft_wrap=isinstance(line, str), highlight=False)

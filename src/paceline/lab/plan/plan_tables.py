@@ -1,15 +1,16 @@
 """A plan for a person: the same values as its JSON."""
 
-from rich.console import Console
+import sys
+
 from rich.table import Table
 
 from paceline.core.units import human_count, human_seconds
 from paceline.lab.plan.predict import Plan
-from paceline.metrics.console import plain_table
+from paceline.metrics.console import console_on, plain_table
 
 
 def show(plan: Plan) -> None:
-    console = Console()
+    console = console_on(sys.stdout)
     console.print(_facts(plan), "", _split(plan), "")
     lines = [plan.limit]
     if not plan.fits:
