@@ -14,6 +14,7 @@ from pathlib import Path
 from paceline.checkpoint.run_folder import SET_ASIDE
 from paceline.core.errors import RunError
 from paceline.core.files import sync_folder
+from paceline.core.output import tell
 from paceline.metrics.card import read_card
 from paceline.metrics.meter import MeterState
 from paceline.metrics.recovery import readable
@@ -36,7 +37,7 @@ def set_aside(launch: Launch) -> Position:
         if path.is_file():
             shutil.copy2(path, aside)
     sync_folder(folder.path)
-    print(f"begins anew; what was there is in {aside}")
+    tell(f"begins anew; what was there is in {aside}")
     return position
 
 
