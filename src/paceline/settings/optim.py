@@ -37,7 +37,7 @@ class MuonConfig(Limited, prefix="--optim.muon."):
     """`sum`: b ← μb + G, U = G + μb. `average`: b ← μb + (1-μ)G, U = (1-μ)G + μb. Equal up to scale at a fixed μ."""
     scale_rule: Literal["longest_side", "aspect"] = "aspect"
     """Step factor by shape: sqrt(max(rows, cols)), or sqrt(max(1, rows/cols))."""
-    ns_steps: Annotated[int, at_least(1).saying("the records use 5")] = 5
+    ns_steps: Annotated[int, at_least(1, 100).saying("the records use 5")] = 5
     """Newton–Schulz iterations."""
     ns_association: Literal["polynomial_first", "product_first"] = "polynomial_first"
     """aX + (bA + cA²)X, or aX + b(AX) + cA(AX): the same number, rounded differently."""
