@@ -51,7 +51,7 @@ def _locked(folder: Path, busy: PacelineError) -> int | None:
     """None: there can be no lock here. A folder that cannot be written is told by whoever writes next."""
     while fcntl is not None:
         try:
-            handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+            handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except OSError:
             return None
         try:

@@ -64,6 +64,7 @@ def read_saved(where: str, *, step: int | None = None) -> SavedRun:
     run = open_run(where)
     config, _ = read_run_config(run, lambda found: read_config(found, at=str(run.config)), may_change=("data.dir",))
     folder = store.newest_good(run)[0] if step is None else _checkpoint_of(run, step)
+    store.check_model(folder, config.model)
     return SavedRun(run, config, _shipped(store.load(folder, without=("optimizer", "random")), config))
 
 
