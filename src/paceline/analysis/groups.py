@@ -2,8 +2,8 @@
 
 **A group is one experiment** (`experiment`): the config without the settings in SAME_EXPERIMENT and those that have no
 effect beside the others (`settings/idle.py`), and what only the card has: track, fingerprint of the data, steps and
-kind of device (a CPU computes a preset's bf16 products in fp32). The preset's name does not split a group: two names of one
-config are one experiment. Code versions do not either; a remark names them. **Hardware does not split losses**, but
+kind of device (a CPU computes a preset's bf16 products in fp32). The preset's name does not split a group: two names of
+one config are one experiment. Code versions do not either; a remark names them. **Hardware does not split losses**, but
 times: they are averaged over equal hardware and code only.
 
 **A run counts** if `why_left_out` has nothing against it, and once per seed. What does not count is named with its

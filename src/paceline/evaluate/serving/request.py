@@ -96,9 +96,7 @@ def parse_completion(
     if not isinstance(options, dict):
         raise RefusedError("stream_options is not an object", param="stream_options")
     if unknown := sorted(options.keys() - {"include_usage"}):
-        raise RefusedError(
-            f"{unknown[0][:80]!r} of stream_options is not a field of this server", param="stream_options"
-        )
+        raise RefusedError(f"{unknown[0][:80]!r} in stream_options is not known here", param="stream_options")
     return Completion(
         prompts=prompts,
         n=n,
