@@ -66,6 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not error.told:
                 tell(f"paceline: {error}", sys.stderr)
             return error.exit_code
+        except (MemoryError, RuntimeError) as error:  # torch's of a CPU has no type of its own
+            if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
+                raise
+            tell("paceline: there is not enough memory for what was asked; ask for less", sys.stderr)
+            return 1
         except KeyboardInterrupt:
             tell("paceline: interrupted", sys.stderr)
             return 130
@@ -84,9 +89,16 @@ def _dispatch(arguments: list[str], output: Output) -> int:
     if name not in VERBS:
         raise UserError(_unknown(name, arguments))
     module, function = VERBS[name].run.split(":")
+    if strange := next((word for word in arguments if _is_no_text(word)), None):
+        raise UserError(f"{strange!a} is not text in UTF-8, which no file of a run can hold; rename it")
     flags = migrate_flags(arguments[words:], _warn)
     output.needed = VERBS[name].answers or bool({"-h", "--help"} & set(flags))
     return int(getattr(importlib.import_module(f"paceline.{module}"), function)(flags))
+
+
+def _is_no_text(word: str) -> bool:
+    """Bytes that are not UTF-8 come as halves of characters, which can be neither printed nor written."""
+    return any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
 def _warn(line: str) -> None:

@@ -19,6 +19,7 @@ from paceline.lab.compare.compare import compare
 from paceline.recipes.presets import preset
 from paceline.report import page
 from paceline.report.subject import load_subject
+from paceline.settings.idle import why_idle
 from report.runs_on_disk import write_run
 
 Change = Callable[[dict[str, Any]], None]
@@ -113,8 +114,8 @@ def test_a_setting_splits_groups_unless_it_is_listed(tmp_path: Path) -> None:
     for name, _ in flatten(preset("demo")):
         config = {**base.config, name: "changed"}
         other = type(base)(label="other", folder=base.folder, card=base.card, config=config)
-        on_card = name in ("steps", "track")  # counted as the card has them
-        assert len(groups_of([base, other])) == (1 if name.startswith(SAME_EXPERIMENT) or on_card else 2), name
+        alike = name in ("steps", "track") or why_idle(name, base.config)  # the first are counted as the card has them
+        assert len(groups_of([base, other])) == (1 if name.startswith(SAME_EXPERIMENT) or alike else 2), name
 
 
 def test_a_config_of_a_newer_version_is_read_and_is_a_group_of_its_own(tmp_path: Path) -> None:

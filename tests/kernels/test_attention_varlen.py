@@ -119,12 +119,12 @@ def test_plain_causal_models_and_other_widths_do_not_fit(backend: str) -> None:
 def test_a_missing_library_is_named_and_another_card_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = preset("r13-window-warmup").model
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
+    monkeypatch.setenv("PACELINE_FA3_LIBRARY", "/nowhere/fa3.so")
     with pytest.raises(ConfigError, match=r"--attention\.backend fa3 .*/nowhere/fa3\.so cannot be loaded"):
-        choose("attention", "fa3", packed(model, fa3_library="/nowhere/fa3.so"))
+        choose("attention", "fa3", packed(model))
+    monkeypatch.delenv("PACELINE_FA3_LIBRARY")
     monkeypatch.setattr(probe.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"flash_attn_interface is not installed and --attention\.fa3-library"):
+    with pytest.raises(ConfigError, match=r"flash_attn_interface is not installed and \$PACELINE_FA3_LIBRARY"):
         choose("attention", "fa3", packed(model))
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (8, 0))
     assert "8.0" in probe.flash_attention_3("cuda").reason
-    with pytest.raises(ConfigError, match=r"--attention\.fa3-library x is of use to .* not ranges"):
-        AttentionConfig(backend="ranges", fa3_library="x")

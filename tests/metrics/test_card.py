@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,3 +138,42 @@ def test_the_environment_fits_a_card_and_tells_nothing_private(tmp_path: Path) -
     assert read_card(tmp_path).environment == facts
     host, home = os.uname().nodename, str(Path.home())
     assert not any(host == value or home in str(value) for value in facts.values())
+
+
+def test_what_another_process_adds_is_kept_when_the_trainer_writes_its_card(tmp_path: Path) -> None:
+    """It holds the card that it has made, which knows nothing of the evaluation."""
+    write_card(tmp_path, CARD)
+    add_evaluation(tmp_path, evaluation())
+    write_card(tmp_path, replace(CARD, steps_done=250))
+    assert read_card(tmp_path) == replace(CARD, steps_done=250, evaluations=(evaluation(),))
+    newer = evaluation(figures={"bits_per_byte": 1.5})  # after the trainer has read the card, as a resumed one does
+    add_evaluation(tmp_path, newer)
+    write_card(tmp_path, replace(CARD, evaluations=(evaluation(),)))
+    assert read_card(tmp_path).evaluations == (newer,)
+
+
+ADDS = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from paceline.metrics.card import add_evaluation, read_card, write_card
+from paceline.metrics.card import Evaluation
+folder, mine = Path(sys.argv[1]), sys.argv[2]
+card = read_card(folder)
+for step in range(25):
+    if mine == "trainer":
+        write_card(folder, replace(card, steps_done=step))
+    else:
+        add_evaluation(folder, Evaluation(kind="text", name=mine, step=step, made="", figures={}, of={}))
+"""
+
+
+def test_processes_that_write_one_card_at_once_lose_nothing(tmp_path: Path) -> None:
+    write_card(tmp_path, CARD)
+    words = [sys.executable, "-c", ADDS, str(tmp_path)]
+    writers = [subprocess.Popen([*words, name]) for name in ("a", "b", "trainer")]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    card = read_card(tmp_path)
+    assert card.steps_done == 24
+    assert {(found.name, found.step) for found in card.evaluations} == {(n, s) for n in "ab" for s in range(25)}
+    assert [path.name for path in tmp_path.iterdir()] == [CARD_FILE]

@@ -147,9 +147,10 @@ def test_nothing_outside_the_folder_is_read_and_no_pipe_is_waited_for(tmp_path: 
         (root / name / linked).symlink_to(outside / linked)
     shutil.copy(outside / "card.json", root / "copied" / "card.json")
     subject, _ = RunsFolder(root, newest=9).look()
-    assert [run.folder.name for run in subject.runs] == ["alias", "half", "inside"]
-    assert len(subject.left_out) == 1
-    assert "copied/config.json: is not there, or leads out" in subject.left_out[0]
+    assert [run.folder.name for run in subject.runs] == ["alias", "inside"]
+    copied, half = subject.left_out
+    assert "copied/config.json: is not there, or leads out" in copied
+    assert "half/metrics.jsonl: is neither a file nor a folder" in half
 
 
 # ---- the server

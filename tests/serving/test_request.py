@@ -56,6 +56,8 @@ def test_any_object_is_a_completion_or_refused(fields: dict[str, Any]) -> None:
         ({"prompt": "a", "stop": ["a"] * 5}, "stop"),
         ({"prompt": "a", "stop": ""}, "stop"),
         ({"prompt": "a", "stream": 1}, "stream"),
+        ({"prompt": "a", "stream_options": {"include_obfuscation": True}}, "stream_options"),
+        ({"prompt": "a", "stream_options": []}, "stream_options"),
         ({"prompt": "a", "echo": True}, "echo"),
         ({"prompt": "a", "logprobs": 0}, "logprobs"),
         ({"prompt": "a", "model": "gpt-4"}, "model"),

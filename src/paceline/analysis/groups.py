@@ -1,9 +1,10 @@
 """Which runs are averaged: one decision for `compare`, `board`, `ablate` and pages. No torch.
 
-**A group is one experiment** (`experiment`): the config without the settings in SAME_EXPERIMENT, and what only the card
-has: track, fingerprint of the data, steps and kind of device (a CPU computes a preset's bf16 products in fp32). The
-preset's name does not split a group: two names of one config are one experiment. Code versions do not either; a remark
-names them. **Hardware does not split losses**, but times: they are averaged over equal hardware and code only.
+**A group is one experiment** (`experiment`): the config without the settings in SAME_EXPERIMENT and those that have no
+effect beside the others (`settings/idle.py`), and what only the card has: track, fingerprint of the data, steps and
+kind of device (a CPU computes a preset's bf16 products in fp32). The preset's name does not split a group: two names of
+one config are one experiment. Code versions do not either; a remark names them. **Hardware does not split losses**, but
+times: they are averaged over equal hardware and code only.
 
 **A run counts** if `why_left_out` has nothing against it, and once per seed. What does not count is named with its
 reason. **Two groups are compared** unless `why_incomparable` says that their losses mean different things.
@@ -19,10 +20,11 @@ from typing import Any, Generic, TypeVar
 from paceline.analysis.facts import setting, short_data, some
 from paceline.analysis.runs import LeftOut, StoredRun, validations
 from paceline.metrics.card import RunCard
+from paceline.settings.idle import why_idle
 
 SAME_EXPERIMENT = (
-    "preset", "seed", "data.dir", "evaluate.every", "checkpoint.", "metrics.", "train.device", "train.stop_after",
-    "train.threads", "train.memory_limit_gib",
+    "preset", "seed", "data.dir", "data.train", "evaluate.every", "checkpoint.", "metrics.", "train.device",
+    "train.stop_after", "train.threads", "train.memory_limit_gib",
 )  # fmt: skip
 """Settings, or beginnings of their names, that make no other experiment of a run: they change nothing of what is
 computed but, at most, its last bits. Data count by their fingerprint, the device by what the run was on."""
@@ -42,7 +44,12 @@ def card_facts(card: RunCard) -> dict[str, Any]:
 
 def experiment(run: StoredRun) -> dict[str, Any]:
     """Equal for runs that may be averaged."""
-    return {**experiment_settings(run.config), **card_facts(run.card)}
+    return {**_effective(run, run.config), **card_facts(run.card)}
+
+
+def _effective(run: StoredRun, settings: dict[str, Any]) -> dict[str, Any]:
+    """Those that make the experiment and have an effect in this run."""
+    return {name: value for name, value in experiment_settings(settings).items() if not why_idle(name, run.config)}
 
 
 def experiment_key(run: StoredRun) -> str:
@@ -130,7 +137,7 @@ class Group(Generic[R]):
 def changed_settings(run: StoredRun) -> dict[str, Any]:
     """The settings that make the experiment and are not the preset's; not those that `card_facts` has."""
     changed = {change.field: change.after for change in run.card.diff}
-    return {name: value for name, value in experiment_settings(changed).items() if name not in card_facts(run.card)}
+    return {name: value for name, value in _effective(run, changed).items() if name not in card_facts(run.card)}
 
 
 def groups_of(runs: Iterable[R], *, by_machine: bool = False, remade: bool = False) -> list[Group[R]]:

@@ -13,6 +13,7 @@ from typing import Any
 from paceline.analysis.facts import code, hardware
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.core.errors import ConfigError, RunError
+from paceline.core.files import check_links
 from paceline.core.migrations import leaves, migrate_config, migrate_field
 from paceline.core.schema import from_dict, to_dict
 from paceline.metrics.card import CARD_FILE, LOSS_COLUMNS, RunCard, read_card
@@ -78,6 +79,7 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[StoredRun], list[LeftOut]]:
 
 def read_run(folder: Path) -> StoredRun:
     """The run in `folder`, or a RunError that names the damaged file."""
+    check_links(folder)
     card = read_card(folder)
     check_finite(folder / CARD_FILE, to_dict(card))
     return StoredRun(label=folder.name, folder=folder, card=card, config=read_config(folder))

@@ -131,7 +131,7 @@ BACKENDS = (
         kept=_flash_kept,
     ),
     _packed("varlen", lambda request: probe.varlen_attention(request.device)),
-    _packed("fa3", lambda request: probe.flash_attention_3(request.device, request.fa3_library)),
+    _packed("fa3", lambda request: probe.flash_attention_3(request.device)),
     Backend(
         name="reference",
         build=imported("model.attention", "plan_reference"),

@@ -45,7 +45,6 @@ class Request:
     matmul: str = "reference"
     """The back end of single products, once that is chosen."""
     lm_head_chunk_tokens: int | None = None
-    fa3_library: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.core import lock
 from paceline.core.errors import RunError
-from paceline.core.files import write_json
+from paceline.core.files import check_links, write_json
 from paceline.core.schema import read_json
 from paceline.text.manifest import FILE_NAME as DATASET_FILE
 
@@ -90,7 +90,13 @@ def named_step(folder: Path) -> int | None:
 
 
 def open_run(where: str | Path) -> RunFolder:
-    """The run at a path, or by name under `runs/`, or `latest`."""
+    """The run at a path, or by name under `runs/`, or `latest`. It may be from anybody: see `check_links`."""
+    run = _found(where)
+    check_links(run.path)
+    return run
+
+
+def _found(where: str | Path) -> RunFolder:
     if not str(where):
         raise RunError(f"'': names no run; give a run's folder, its name under {RUNS}/, or `latest`")
     if str(where) == "latest":
@@ -166,6 +172,7 @@ def _check_free(path: Path, launch: str | None) -> None:
     run = RunFolder(path)
     if not path.is_dir():
         raise RunError(f"--out {path}: is no folder; choose another")
+    check_links(path)
     if any(map(os.path.lexists, run.parts())) and not _is_of(launch, path):
         raise RunError(f"--out {path}: holds a run already; choose another folder or continue it with --resume {path}")
     if (path / DATASET_FILE).exists() or any(path.glob("*.bin")):

@@ -18,8 +18,11 @@ from paceline.checkpoint.verified import read_manifest
 from paceline.core.errors import RunError
 from paceline.core.schema import read_json
 from paceline.parallel.embedding_sync import rows_of
+from paceline.settings.model import DType, ModelConfig
+from paceline.settings.spec import describe
 
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
+FORMATS: dict[DType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Shapes = dict[str, tuple[torch.Size, torch.dtype]]
 
 
@@ -40,6 +43,13 @@ def load_weights_into(folder: Path, weights: Mapping[str, Tensor]) -> None:
     read_group_into(folder, read_manifest(folder).groups()["model"], weights)
 
 
+def check_model(folder: Path, model: ModelConfig) -> None:
+    """Raise RunError unless the weights are those of this model, before it is made: of a folder from somebody else a
+    config may ask for any size."""
+    wanted = {spec.name: (torch.Size(spec.shape), FORMATS[spec.dtype]) for spec in describe(model).parameters}
+    _check_shapes(folder, _shapes(_opened(folder, read_manifest(folder).groups()["model"])), wanted)
+
+
 def _read_object(path: Path) -> dict[str, Any]:
     value = read_json(path)
     if not isinstance(value, dict):
@@ -58,7 +68,13 @@ def read_group_into(folder: Path, names: Sequence[str], targets: Mapping[str, Te
     """Fill tensors in place, on any device, each DTensor with its own rows. Names, shapes and formats must all fit;
     else nothing is changed."""
     files = _opened(folder, names)
-    saved, wanted = _shapes(files), {name: (tensor.shape, tensor.dtype) for name, tensor in targets.items()}
+    _check_shapes(folder, _shapes(files), {name: (tensor.shape, tensor.dtype) for name, tensor in targets.items()})
+    with torch.no_grad():
+        for name, target in targets.items():
+            _fill(target.detach(), files[name], name)
+
+
+def _check_shapes(folder: Path, saved: Shapes, wanted: Shapes) -> None:
     if strange := sorted(set(saved) ^ set(wanted)):
         place = "is not in the checkpoint" if strange[0] in wanted else "is in the checkpoint only"
         raise RunError(f"{folder}: {strange[0]} {place}; it was written by another model, resume with its config")
@@ -68,9 +84,6 @@ def read_group_into(folder: Path, names: Sequence[str], targets: Mapping[str, Te
                 f"{folder}: {name} is {saved[name][1]} {tuple(saved[name][0])}, but this run needs {fits[1]} "
                 f"{tuple(fits[0])}; resume with the config that wrote it"
             )
-    with torch.no_grad():
-        for name, target in targets.items():
-            _fill(target.detach(), files[name], name)
 
 
 def _fill(target: Any, file: Any, name: str) -> None:

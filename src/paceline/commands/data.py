@@ -142,8 +142,9 @@ def _give(what: str, result: "Verification", unhashed: int, how: str, as_json: b
 
 def _verified(given: str) -> "tuple[Path, Verification]":
     """What the path turns out to be, checked by the rules of its kind."""
-    from paceline.checkpoint.run_folder import open_run
+    from paceline.checkpoint.run_folder import RunFolder, open_run
     from paceline.checkpoint.verified import is_checkpoint, verify_checkpoint, verify_run
+    from paceline.core.files import check_links
     from paceline.settings.run import read_config
     from paceline.text.manifest import FILE_NAME
     from paceline.text.verify import verify
@@ -152,12 +153,15 @@ def _verified(given: str) -> "tuple[Path, Verification]":
     if path.is_dir():
         os.listdir(path)  # raises where a search for files would find none
     if is_checkpoint(path):
+        check_links(path)
         return path, verify_checkpoint(path)
     if path.is_file() or (path / FILE_NAME).exists() or any(path.glob("*.bin")):
         return path, verify(path)
     try:
         run = open_run(given)
     except RunError as error:
+        if path.is_dir() and RunFolder(path).config.exists():
+            raise
         raise RunError(f"{error}; to verify something else, name a checkpoint or a folder of shards") from None
     return run.path, verify_run(run, read_config)
 

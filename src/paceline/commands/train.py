@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,13 +13,15 @@ from paceline.analysis.facts import beside_bits_per_byte
 from paceline.checkpoint.run_folder import RunFolder, new_run, only_writer, open_run
 from paceline.core.command_line import ASKS_FOR_HELP, Bare, OptionalPreset, parse
 from paceline.core.errors import ConfigError, PacelineError, RunError, naming_files
-from paceline.core.schema import changes
+from paceline.core.migrations import leaves
+from paceline.core.schema import changes, to_dict
 from paceline.core.units import human_seconds
 from paceline.evaluate.config import SamplingConfig
 from paceline.metrics.card import RunCard, read_card, write_card
 from paceline.parallel.rank0_errors import rank0_errors
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
+from paceline.settings.idle import why_idle
 from paceline.settings.parallel import SlurmConfig
 from paceline.settings.run import MAY_CHANGE_ON_RESUME, RunConfig, read_config
 from paceline.settings.schedule import windows_at
@@ -117,7 +120,24 @@ def parse_on_preset(cls: type[T], argv: Sequence[str], base: RunConfig, *, verb:
         if (run := getattr(arguments, "resume", None)) is not None:
             raise ConfigError(f"{given}: --resume {run} is a run of {base.preset}; leave it out")
         raise ConfigError(f"the preset {given} goes first: paceline {verb} {given} --flags")
+    if os.environ.get("RANK", "0") == "0":
+        for line in without_effect(base, arguments):
+            print(f"paceline: {line}", file=sys.stderr)
     return cast(T, arguments)
+
+
+def without_effect(base: RunConfig, arguments: Any) -> list[str]:
+    """A line for each setting that was given and does nothing beside the others."""
+    settings = dict(leaves(to_dict(arguments.config)))
+    given = [(change, why_idle(change.field, settings)) for change in changes(base, arguments.config)]
+    if getattr(arguments, "launch", "slurm") == "local":
+        slurm = [(change, "--launch slurm") for change in changes(SlurmConfig(), arguments.slurm)]
+        given += [(replace(change, field=f"slurm.{change.field}"), words) for change, words in slurm]
+    return [
+        f"--{change.field.replace('_', '-')} {change.after} has no effect here; it takes {words}"
+        for change, words in given
+        if words
+    ]
 
 
 def _start(arguments: TrainArgs) -> tuple[RunFolder, "Finished"]:

@@ -5,9 +5,12 @@ import errno
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
+
+from paceline.core.errors import RunError
 
 HASH_CHUNK_BYTES = 1 << 20
 
@@ -19,8 +22,9 @@ def atomic_write(path: Path, *, mode: str = "wb") -> Iterator[IO[Any]]:
     It is written beside its destination, flushed to the disk, then renamed; a crash leaves at most a `.tmp` file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)  # of a process that was killed, or a link that somebody has laid there
     try:
-        with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
+        with open(temporary, mode.replace("w", "x"), encoding=None if "b" in mode else "utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -72,6 +76,31 @@ def blake2b_of(path: Path) -> str:
 def is_plain_name(name: str) -> bool:
     """Whether a name that a file claims stays inside the folder it is joined to."""
     return name not in ("", ".", "..") and not set(name) & set("/\\:\0")
+
+
+def check_links(folder: Path) -> None:
+    """Raise RunError if something in a run's folder, or in its checkpoints, is a link that leads out of the folder or
+    is no file at all: of a folder from somebody else nothing outside it is written, deleted or believed. What other
+    programs keep in folders of their own is not looked at."""
+    checkpoints = folder / "checkpoints"
+    for place in (folder, checkpoints, *_inside(checkpoints)):
+        for path in _inside(place):
+            try:
+                kind = path.lstat().st_mode
+            except OSError:  # it was there for a moment
+                continue
+            if stat.S_ISLNK(kind) and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+                away = f"is a link out of the run's folder, to {os.readlink(path)}"
+                raise RunError(f"{path}: {away}; put what it leads to in its place, or remove it")
+            if not stat.S_ISLNK(kind) and not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+                raise RunError(f"{path}: is neither a file nor a folder; remove it")
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Nothing, where there is no folder or it cannot be read."""
+    with contextlib.suppress(OSError):
+        return sorted(folder.iterdir())
+    return []
 
 
 def cache_folder() -> Path:

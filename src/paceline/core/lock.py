@@ -8,6 +8,7 @@ locks, a second writer goes unnoticed.
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 LOCK_FILE = ".lock"
+PATIENCE_S = 10.0
+BUSY = PacelineError("another process is in there")
 
 _held: set[int] = set()
 """Handles of the locks of this process."""
@@ -27,7 +30,7 @@ _held: set[int] = set()
 @contextlib.contextmanager
 def only_writer(folder: Path, busy: PacelineError) -> Iterator[None]:
     """Raises `busy` where another process, or this one a second time, enters the block for the same folder."""
-    handle = _locked(folder, busy)
+    handle = _locked(folder / LOCK_FILE, busy)
     if handle is None:
         yield
         return
@@ -38,20 +41,38 @@ def only_writer(folder: Path, busy: PacelineError) -> Iterator[None]:
     finally:
         if handle in _held:  # not in a fork that came this way
             _held.remove(handle)
-            _end(handle, folder)
+            _end(handle, folder / LOCK_FILE)
 
 
-def _end(handle: int, folder: Path) -> None:
+@contextlib.contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """A short block that one process is in at a time, by this file. One that hangs in it is waited for no longer than
+    `PATIENCE_S`."""
+    until, handle = time.monotonic() + PATIENCE_S, None
+    while time.monotonic() < until:
+        try:
+            handle = _locked(path, BUSY)
+            break
+        except PacelineError:
+            time.sleep(0.005)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            _end(handle, path)
+
+
+def _end(handle: int, path: Path) -> None:
     with contextlib.suppress(OSError):
-        (folder / LOCK_FILE).unlink()
+        path.unlink()
     os.close(handle)
 
 
-def _locked(folder: Path, busy: PacelineError) -> int | None:
+def _locked(path: Path, busy: PacelineError) -> int | None:
     """None: there can be no lock here. A folder that cannot be written is told by whoever writes next."""
     while fcntl is not None:
         try:
-            handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except OSError:
             return None
         try:
@@ -60,10 +81,10 @@ def _locked(folder: Path, busy: PacelineError) -> int | None:
             os.close(handle)
             raise busy from None
         except OSError:  # the file system has no locks
-            _end(handle, folder)
+            _end(handle, path)
             return None
         with contextlib.suppress(OSError):
-            if os.path.samestat(os.fstat(handle), os.stat(folder / LOCK_FILE)):
+            if os.path.samestat(os.fstat(handle), os.stat(path)):
                 return handle
         os.close(handle)  # the one that held it has ended, and its file with it
     return None

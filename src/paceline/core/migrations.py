@@ -23,7 +23,11 @@ RENAMED: dict[str, str] = {
     "train.free_steps": "train.untimed_steps",
 }
 """Old dotted name, of a field or of a group of fields, to today's."""
+FROM_ENVIRONMENT = {"attention.fa3_library": "PACELINE_FA3_LIBRARY"}
+"""Paths to code: dotted names of settings that were removed to the variable that gives them. A config may be from
+anybody, and never says what is loaded."""
 REMOVED: dict[str, str] = {
+    **{name: f"set {variable} in the environment" for name, variable in FROM_ENVIRONMENT.items()},
     "optim.adam.grouping": "every group has a rule of its own, which gives the same numbers",
     "parallel.broadcast_buffers": "no buffer of a model ever changes",
 }
@@ -40,12 +44,15 @@ def migrate_field(name: str) -> str | None:
     return name
 
 
-def migrate_config(values: Any) -> Any:
-    """A config of any version, nested as its file has it, under today's names. What is no config stays as it is."""
+def migrate_config(values: Any, warn: Callable[[str], None] = lambda _: None) -> Any:
+    """A config of any version, nested as its file has it, under today's names. What is no config stays as it is.
+    `warn` gets one line for each path to code that it holds, which is ignored."""
     if not isinstance(values, dict):
         return values
     found: dict[str, Any] = {}
     for name, value in leaves(values):
+        if value is not None and (variable := FROM_ENVIRONMENT.get(name)) is not None:
+            warn(f"the config's {name} {value!r:.200} is not loaded; if you trust it, set {variable}")
         if (today := migrate_field(name)) is not None:
             *path, leaf = today.split(".")
             part = found

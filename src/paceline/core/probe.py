@@ -39,6 +39,8 @@ HOPPER = 9
 """Major capability. Our kernels drive its copy engine and matrix units, of which later GPUs have others, and
 FlashAttention 3 is written for nothing later."""
 FA3_PACKAGE = "flash_attn_interface"
+FA3_LIBRARY = "PACELINE_FA3_LIBRARY"
+"""In the environment, a library to load in place of the package. No setting: a run's config may be from anybody."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,8 +183,9 @@ def varlen_attention(device: str) -> Verdict:
     return Verdict(name="varlen", usable=verdict.usable, reason=f"FlashAttention 2 of PyTorch; {verdict.reason}")
 
 
-def flash_attention_3(device: str, library: str | None = None) -> Verdict:
+def flash_attention_3(device: str) -> Verdict:
     """FlashAttention 3 from a library or an installed package, which is loaded to be sure and stays so."""
+    library = os.environ.get(FA3_LIBRARY) or None
     name = "flash-attention-3"
     if not device.startswith("cuda"):
         return Verdict(name=name, usable=False, reason="FlashAttention needs a GPU")
@@ -199,7 +202,7 @@ def _load_fa3(library: str | None) -> str | None:
     import torch
 
     if library is None and importlib.util.find_spec(FA3_PACKAGE) is None:
-        return f"the package {FA3_PACKAGE} is not installed and --attention.fa3-library names no library"
+        return f"the package {FA3_PACKAGE} is not installed and ${FA3_LIBRARY} names no library"
     try:
         if library is None:
             importlib.import_module(FA3_PACKAGE)

@@ -8,6 +8,7 @@ config written by another version never loads half-understood.
 import dataclasses
 import functools
 import json
+import re
 import types
 import typing
 from collections.abc import Iterator
@@ -117,11 +118,22 @@ def read_json(path: Path) -> Any:
     try:
         if (size := path.stat().st_size) > MAX_JSON_BYTES:
             raise ConfigError(f"{path}: {size:,} bytes, more than any JSON file of ours; the file is not what it seems")
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        return parse_json(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # also a number of 5,000 digits, or brackets a thousand deep
         raise ConfigError(f"{path}: not valid JSON ({error}); the file is damaged or half-written") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def parse_json(text: str) -> Any:
+    """Raises ValueError for NaN and infinity, and for half of a character, which can neither be printed nor written."""
+    value = json.loads(text, parse_constant=_refuse_constant)
+    if SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def _refuse_constant(word: str) -> None:

@@ -66,6 +66,7 @@ def read_saved(where: str, *, step: int | None = None) -> SavedRun:
     parse = functools.partial(read_config, at=str(run.config))
     config, _ = read_run_config(run, parse, may_change=MAY_CHANGE_ON_RESUME)
     folder = store.newest_good(run)[0] if step is None else _checkpoint_of(run, step)
+    store.check_model(folder, config.model)
     return SavedRun(run, config, _shipped(store.load(folder, without=("optimizer", "random")), config))
 
 

@@ -5,6 +5,7 @@ written when a run starts, at its validations and at its end, always whole, so a
 `finished: false`. Values not known yet are null. Reading is strict: a card of another format is an error.
 """
 
+import json
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -14,12 +15,14 @@ from typing import Any, Literal
 from paceline.core.environment import CodeVersion
 from paceline.core.errors import ConfigError, RunError
 from paceline.core.files import write_json
+from paceline.core.lock import one_at_a_time
 from paceline.core.migrations import migrate_field
 from paceline.core.schema import changes, from_dict, read_json, to_dict
 from paceline.metrics.meter import Meter
 from paceline.metrics.metrics_file import EvalMetrics, finite
 
 CARD_FILE = "card.json"
+CARD_LOCK = ".card.lock"
 CARD_FORMAT = 1
 REWOUND = "rewound; data go on at token"
 """How the note of a rewind begins."""
@@ -168,8 +171,24 @@ def now() -> str:
 
 
 def write_card(folder: Path, card: RunCard) -> None:
-    """Replace the folder's card, wholly or not at all. Losses that are not finite become null."""
-    write_json(folder / CARD_FILE, finite(to_dict(card)))
+    """Replace the folder's card, wholly or not at all. Losses that are not finite become null. Evaluations that other
+    processes have put on it meanwhile stay."""
+    with one_at_a_time(folder / CARD_LOCK):
+        try:
+            known = read_card(folder).evaluations
+        except RunError:  # the first card, or a damaged one
+            known = ()
+        _replace(folder, card, (*card.evaluations, *known))
+
+
+def _replace(folder: Path, card: RunCard, evaluations: tuple[Evaluation, ...]) -> None:
+    """With these evaluations; of those of one thing under the same conditions, the last."""
+    subject, newest = attrgetter("kind", "name", "step", "of"), dict[str, Evaluation]()
+    for each in evaluations:
+        key = json.dumps(subject(each), sort_keys=True)
+        newest.pop(key, None)
+        newest[key] = each
+    write_json(folder / CARD_FILE, finite(to_dict(replace(card, evaluations=tuple(newest.values())))))
 
 
 def read_card(folder: Path) -> RunCard:
@@ -195,6 +214,6 @@ def read_card(folder: Path) -> RunCard:
 
 def add_evaluation(folder: Path, evaluation: Evaluation) -> None:
     """Put it on the folder's card, in place of an older one of the same thing under the same conditions."""
-    card, subject = read_card(folder), attrgetter("kind", "name", "step", "of")
-    others = tuple(old for old in card.evaluations if subject(old) != subject(evaluation))
-    write_card(folder, replace(card, evaluations=(*others, evaluation)))
+    with one_at_a_time(folder / CARD_LOCK):
+        card = read_card(folder)
+        _replace(folder, card, (*card.evaluations, evaluation))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ConfigError, RunError
-from paceline.core.schema import from_dict, to_dict
+from paceline.core.schema import from_dict, parse_json, to_dict
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -77,7 +77,7 @@ def to_line(metrics: Metrics) -> str:
 
 def from_line(line: str) -> Metrics:
     """Inverse of `to_line`. Raises ValueError or ConfigError on anything else."""
-    values = json.loads(line)
+    values = parse_json(line)
     kind = values.pop("kind", None) if isinstance(values, dict) else None
     if kind not in ("step", "eval"):
         raise ConfigError(f"kind is {kind!r}, not step or eval")

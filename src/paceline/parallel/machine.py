@@ -96,7 +96,6 @@ def choose_backends(config: RunConfig, device: str, compute: DType) -> tuple[Cho
         custom_kernels=config.train.custom_kernels,
         deterministic=config.train.deterministic,
         lm_head_chunk_tokens=config.lm_head.chunk_tokens,
-        fa3_library=config.attention.fa3_library,
     )
     found: dict[str, Choice] = {}
     for operation in OPERATIONS:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from paceline.core import files
-from paceline.core.environment import cpu_model
+from paceline.core.environment import cpu_model, memory_bytes
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.output import tell
 from paceline.core.schema import from_dict, to_dict
@@ -23,6 +23,7 @@ from paceline.core.units import human_bytes
 from paceline.metrics.memory import available_bytes
 from paceline.parallel.memory_plans import USABLE_SHARE, MemoryPlan, Planned, first_that_fits, memory_plans
 from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
+from paceline.settings.spec import describe
 
 SURE_SHARE = 0.7
 """Of the available memory: a step that is predicted to take less is not tried. The model was never that far off."""
@@ -83,6 +84,7 @@ def fit_memory(
     memory. `before`: the plan of the resumed run, as its card has it, kept if it fits so that the bits stay the same. A
     micro-batch that was asked for is not tried."""
     plans, ranks = memory_plans(planned), limits.ranks
+    _check_weights(planned, plans[-1], limits.device)
     if planned.batch.micro_tokens is not None:
         fit = Fit(plan=plans[0], why="asked for", key=None)
         return assemble(fit), fit
@@ -107,6 +109,16 @@ def fit_memory(
         del run
         release()
     raise PacelineError(f"{why}, which takes the least memory; {last_resort(planned, peaks[-1], available)}")
+
+
+def _check_weights(planned: Planned, plan: MemoryPlan, device: torch.device) -> None:
+    """However a step is cut, the weights are made in the memory of the machine, where a CPU keeps all that it needs."""
+    needed = planned.memory(plan).always if device.type == "cpu" else describe(planned.config.model).nbytes()
+    if (has := memory_bytes()) is not None and needed > has:
+        raise ConfigError(
+            f"the model's weights need {human_bytes(needed)}, this machine has {human_bytes(has)}; take a smaller one "
+            f"(--model.vocab-size, --model.width, --model.num-layers, --model.mlp-ratio)"
+        )
 
 
 def _choose(

@@ -21,14 +21,19 @@ def element(tag: str, *children: Node, **attributes: str | bool | None) -> Marku
 
 def join(children: Iterable[Node]) -> Markup:
     there = [child for child in children if child is not None]
-    return Markup("".join(child if isinstance(child, Markup) else html.escape(child) for child in there))
+    return Markup("".join(child if isinstance(child, Markup) else _escaped(child) for child in there))
+
+
+def _escaped(text: str) -> str:
+    """The name of a folder may hold half of a character, which no page can."""
+    return html.escape(text.encode(errors="backslashreplace").decode())
 
 
 def _attribute(name: str, value: str | bool | None) -> str:
     if value is None or value is False:
         return ""
     shown = name.rstrip("_").replace("_", "-")
-    return f" {shown}" if value is True else f' {shown}="{html.escape(value)}"'
+    return f" {shown}" if value is True else f' {shown}="{_escaped(value)}"'
 
 
 OPEN_ROWS = 12  # a longer list is folded away

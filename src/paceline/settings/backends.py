@@ -12,15 +12,9 @@ class AttentionConfig:
     backend: str = "auto"
     """Computes attention: `reference`, `flex`, `ranges`, `varlen` or `fa3`; `auto` takes the fastest usable one with
     the preset's mask semantics. `paceline doctor` says which and why. `varlen` (FlashAttention 2, in PyTorch) and `fa3`
-    (FlashAttention 3) know windows in tokens only and are taken only by name."""
-    fa3_library: str | None = None
-    """Shared library that registers `flash_attn_3.fwd` and `.bwd` with torch; None: the package flash_attn_interface.
-    What it links to must be found too (LD_LIBRARY_PATH)."""
-
-    def __post_init__(self) -> None:
-        if self.fa3_library is not None and self.backend != "fa3":
-            library = f"--attention.fa3-library {self.fa3_library}"
-            raise ConfigError(f"{library} is of use to --attention.backend fa3 only, not {self.backend}")
+    (FlashAttention 3) know windows in tokens only and are taken only by name. `fa3` is the package
+    flash_attn_interface, or the shared library that the environment names as PACELINE_FA3_LIBRARY, which registers
+    `flash_attn_3.fwd` and `.bwd` with torch; what that links to must be found too (LD_LIBRARY_PATH)."""
 
 
 @dataclass(frozen=True, kw_only=True)

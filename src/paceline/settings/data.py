@@ -36,9 +36,9 @@ class DataConfig(Limited, prefix="--data."):
     """Refuse a run that would read a shard twice (the rule of the en-140M track)."""
 
     def check(self) -> None:
-        size = re.fullmatch(r"bpe-(\d+)", self.tokenizer, re.ASCII)
+        size = re.fullmatch(r"bpe-(\d{3,5})", self.tokenizer, re.ASCII)
         if not (self.tokenizer in ("gpt2", "bytes") or (size and 257 <= int(size[1]) <= 65_535)):
-            raise ConfigError(f"--data.tokenizer {self.tokenizer}: use gpt2, bytes or bpe-N with 257 <= N <= 65535")
+            raise ConfigError(f"--data.tokenizer {self.tokenizer:.60}: use gpt2, bytes or bpe-N with 257 <= N <= 65535")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ An error names the flag, its value and the limit, and may say what to use instea
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, get_type_hints
 
 from paceline.core.errors import ConfigError
@@ -21,8 +21,9 @@ class Limit:
         return replace(self, words=f"{self.words}; {cure}")
 
 
-def at_least(least: int) -> Limit:
-    return Limit(f"must be at least {least}", lambda value: value >= least)
+def at_least(least: int, most: float = math.inf) -> Limit:
+    ends = "" if most == math.inf else f" and at most {most:,}"
+    return Limit(f"must be at least {least}{ends}", lambda value: least <= value <= most)
 
 
 def inside(low: int, high: int) -> Limit:
@@ -32,7 +33,12 @@ def inside(low: int, high: int) -> Limit:
 FINITE = Limit("must be a finite number", math.isfinite)
 NOT_NEGATIVE = Limit("must be a number of at least 0", lambda value: 0 <= value < math.inf)
 POSITIVE = Limit("must be positive", lambda value: value > 0)
+UP_TO_A_YEAR = Limit("must be positive and at most a year, 31,536,000", lambda seconds: 0 < seconds <= 31_536_000)
 POSITIVE_FINITE = Limit("must be positive and finite", lambda value: 0 < value < math.inf)
+ANY = Limit("must be a finite number, and a whole one within 64 bits", lambda value: not _absurd(value))
+"""Holds for every field."""
+POSITIONS = Limit("must be positive and at most 4,194,304", lambda count: 0 < count <= 1 << 22)
+TOKENS = Limit("is beyond 2^30 tokens", lambda tokens: abs(tokens) <= 1 << 30)
 UNIT_INTERVAL, PORT = inside(0, 1), inside(0, 65_535)
 SHARE = Limit("is outside (0, 1]", lambda value: 0 < value <= 1)
 BELOW_1 = Limit("is outside [0, 1)", lambda value: 0 <= value < 1)
@@ -50,11 +56,12 @@ class Limited:
 
     def __post_init__(self) -> None:
         kind: type = type(self)
-        for name, limit in _limits(kind).items():
-            value = getattr(self, name)
-            if value is not None and not limit.holds(value):
+        limits = _limits(kind)
+        for name in (field.name for field in fields(kind)):
+            value, limit = getattr(self, name), limits.get(name, ANY)
+            if value is not None and not (ANY.holds(value) and limit.holds(value)):
                 field = name.replace("_", "-") if self.prefix.startswith("--") else name
-                raise ConfigError(f"{self.prefix}{field} {value}{self.of()} {limit.words}")
+                raise ConfigError(f"{self.prefix}{field} {value!s:.60}{self.of()} {limit.words}")
         self.check()
 
     def check(self) -> None:
@@ -63,6 +70,13 @@ class Limited:
     def of(self) -> str:
         """What follows the value in an error, where the prefix does not say whose it is."""
         return ""
+
+
+def _absurd(value: Any) -> bool:
+    """A number that no file of ours, or no tensor, can hold."""
+    if isinstance(value, tuple):
+        return any(map(_absurd, value))
+    return (type(value) is float and not math.isfinite(value)) or (type(value) is int and abs(value) >= 2**63)
 
 
 @functools.cache

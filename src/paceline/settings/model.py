@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal
 from paceline.core.command_line import Hidden
 from paceline.core.errors import ConfigError
 from paceline.core.units import BLOCK_TOKENS, round_up
-from paceline.settings.limits import FINITE, NOT_NEGATIVE, POSITIVE, POSITIVE_FINITE, SHARE, Limit, Limited, at_least
+from paceline.settings.limits import FINITE, NOT_NEGATIVE, POSITIONS, SHARE, TOKENS, Limit, Limited, at_least
 
 DType = Literal["fp32", "bf16"]
+SOFTCAP = Limit("must be positive and at most 1e6; use None for no cap", lambda cap: 0 < cap <= 1e6)
 EPS = Limit("must be a finite number, 0 or more", NOT_NEGATIVE.holds)
 
 
@@ -35,25 +36,25 @@ class RotaryConfig(Limited, prefix="--model.rotary."):
     """Storage of the cosine and sine tables, which all layers share."""
     arithmetic: Literal["fp32", "activation"] = "fp32"
     """Precision of the rotation: fp32, or the dtype of the queries, which the result has either way."""
-    max_tokens: Annotated[int, POSITIVE] = 65_536
+    max_tokens: Annotated[int, POSITIONS] = 65_536
     """Positions for which the table is computed; shorter sequences take its first rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowConfig:
+class WindowConfig(Limited, prefix="--model.window."):
     """The sliding window and its growth: quantum * floor((start + growth * step/steps) / quantum) tokens."""
 
     unit: Literal["none", "tokens", "tokens_in_blocks", "blocks"] = "none"
     """`tokens`: q - k < W. `blocks`: the key's block is fewer than W/128 blocks back, so the visible span depends on
     the offset in the block. `tokens_in_blocks`: both at once (record 15's hand-built list). `none`: no window."""
-    start_tokens: int = 128
+    start_tokens: Annotated[int, TOKENS] = 128
     """Window at step 0."""
-    growth_tokens: int = 1_728
+    growth_tokens: Annotated[int, TOKENS] = 1_728
     """How much it has grown at the last step."""
-    quantum_tokens: int = 128
+    quantum_tokens: Annotated[int, TOKENS] = 128
     """The window changes in steps of this many tokens."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         quantum = BLOCK_TOKENS if self.unit == "blocks" else 1
         if self.quantum_tokens < 1 or self.quantum_tokens % quantum:
             raise ConfigError(f"--model.window.quantum-tokens {self.quantum_tokens} must be a multiple of {quantum}")
@@ -94,7 +95,7 @@ WindowKind = Literal["short", "long"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerOverride:
+class LayerOverride(Limited, prefix="model.layer_overrides: "):
     """What some layers have otherwise than the model's own fields say; None takes those."""
 
     layers: tuple[int, ...]
@@ -157,7 +158,7 @@ class LayerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossTerm:
+class LossTerm(Limited, prefix="model.loss_terms: "):
     """A loss besides the next token's, by the name of its module in `model/loss_terms`."""
 
     name: str
@@ -230,7 +231,7 @@ class ModelConfig(Limited, prefix="--model."):
     layers_without_attention: tuple[int, ...] = ()
     """Blocks that have no attention sub-layer, nor a value table of their own; their MLP, scalars and skips stay.
     Negative: from the end."""
-    softcap: Annotated[float | None, POSITIVE_FINITE.saying("use None for no cap")] = None
+    softcap: Annotated[float | None, SOFTCAP] = None
     """Logits become c * tanh(logits / c)."""
     document_mask: bool = False
     """Attention stays inside a document; end-of-text opens one."""

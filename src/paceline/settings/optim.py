@@ -39,7 +39,7 @@ class MuonConfig(Limited, prefix="--optim.muon."):
     """`sum`: b ← μb + G, U = G + μb. `average`: b ← μb + (1-μ)G, U = (1-μ)G + μb. Equal up to scale at a fixed μ."""
     scale_rule: Literal["longest_side", "aspect"] = "aspect"
     """Step factor by shape: sqrt(max(rows, cols)), or sqrt(max(1, rows/cols))."""
-    ns_steps: Annotated[int, at_least(1).saying("the records use 5")] = 5
+    ns_steps: Annotated[int, at_least(1, 100).saying("the records use 5")] = 5
     """Newton–Schulz iterations."""
     ns_maps: Literal["quintic", "polar_express"] = "quintic"
     """The polynomial of each iteration: one for all, or the five of Polar Express, which lift small singular values

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from paceline.settings.limits import POSITIVE, Limited, at_least
+from paceline.settings.limits import UP_TO_A_YEAR, Limited, at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,9 @@ class ParallelConfig(Limited, prefix="--parallel."):
     """Ranks that share one sequence, each a slice of whole blocks of 128 tokens; ranks over this number share the
     batch. Attention fetches what its window sees to the left. For sequences that outgrow one device, in presets with a
     window; the same run up to rounding. A micro-batch is counted over all ranks of a sequence."""
-    timeout_s: Annotated[float, POSITIVE.saying("1800 is half an hour")] = 1800.0
+    timeout_s: Annotated[float, UP_TO_A_YEAR.saying("1800 is half an hour")] = 1800.0
     """Seconds that a rank waits for the others before it gives up. Saving and compiling must fit in."""
-    start_timeout_s: Annotated[float, POSITIVE.saying("300 is 5 minutes")] = 300.0
+    start_timeout_s: Annotated[float, UP_TO_A_YEAR.saying("300 is 5 minutes")] = 300.0
     """The same at the start, where ranks meet before anything is loaded."""
 
     @property

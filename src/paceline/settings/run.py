@@ -4,7 +4,10 @@ How the loop runs, what it does about bad steps, when it validates and saves, wh
 composes all settings. What concerns two of its parts at once is checked here, before any device is touched.
 """
 
+import os
+import sys
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from paceline.core.command_line import Hidden
@@ -29,6 +32,8 @@ MAY_CHANGE_ON_RESUME = (
     *("data.dir", "batch.micro_tokens", "lm_head."),
 )
 """What a resumed run may do otherwise than before; everything else is part of what it computes."""
+MOST_STEPS = 10_000_000
+"""The data of every step are worked out before the first: a few seconds for so many."""
 PROJECT = Limit("is no project's name; give one, or None for none", lambda name: bool(name.strip()))
 
 
@@ -127,7 +132,7 @@ class RunConfig(Limited, prefix="--"):
     """Name of the preset this came from."""
     track: str | None = None
     """Name of the track whose rules the run follows, if any."""
-    steps: Annotated[int, at_least(1)]
+    steps: Annotated[int, at_least(1, MOST_STEPS)]
     """Optimizer steps. On the command line, --steps scales the schedule with it."""
     seed: Annotated[int, Limit("is outside [0, 2^63)", lambda seed: 0 <= seed < 2**63)] = 0
     """Seed of the initial weights and of a shuffled order."""
@@ -183,4 +188,11 @@ class RunConfig(Limited, prefix="--"):
 
 def read_config(values: Any, *, at: str = "") -> RunConfig:
     """A run's config as a file has it, written by this version or an older one."""
-    return from_dict(RunConfig, migrate_config(values), at=at)
+    return from_dict(RunConfig, migrate_config(values, _say_once), at=at)
+
+
+@cache
+def _say_once(line: str) -> None:
+    """A launch reads the config and its copies in the checkpoints."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"paceline: {line}", file=sys.stderr)

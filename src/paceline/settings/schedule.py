@@ -20,7 +20,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.units import BLOCK_TOKENS
 from paceline.settings.data import BatchConfig
 from paceline.settings.groups import GroupSettings, param_groups
-from paceline.settings.limits import SHARE, Limited, at_least
+from paceline.settings.limits import NOT_NEGATIVE, SHARE, Limited, at_least
 from paceline.settings.model import WindowKind
 from paceline.settings.optim import MuonConfig, OptimConfig, ScheduleConfig
 from paceline.settings.spec import describe
@@ -40,11 +40,11 @@ class Stage(Limited, prefix="stages: "):
     """Of all steps. The shares of all stages add up to 1."""
     batch_tokens: Annotated[int | None, at_least(1)] = None
     """Tokens of a step."""
-    lr: Annotated[float, at_least(0)] = 1.0
+    lr: Annotated[float, NOT_NEGATIVE] = 1.0
     """Factor on every rate, on top of the cool-down."""
-    window_tokens: Annotated[int | None, at_least(1)] = None
+    window_tokens: Annotated[int | None, at_least(1, 1 << 30)] = None
     """The attention window, instead of its growth."""
-    long_window_tokens: Annotated[int | None, at_least(1)] = None
+    long_window_tokens: Annotated[int | None, at_least(1, 1 << 30)] = None
     """The same of the second window."""
     loss_weights: tuple[float, ...] | None = None
     """A factor on the weight of each loss term, in the order of `model.loss_terms`."""

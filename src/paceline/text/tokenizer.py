@@ -154,10 +154,11 @@ def train_tokenizer(name: str, texts: Iterable[str]) -> TrainedTokenizer:
 
 def trained_size(name: str) -> int:
     """The N of `bpe-N`."""
-    digits = name.removeprefix("bpe-")
-    if not name.startswith("bpe-") or not digits.isdigit() or not 257 <= int(digits) <= MAX_VOCAB_SIZE:
-        raise ConfigError(f"tokenizer {name!r}: not known; use gpt2, bytes or bpe-N with 257 <= N <= {MAX_VOCAB_SIZE}")
-    return int(digits)
+    found = re.fullmatch(r"bpe-(\d{3,5})", name, re.ASCII)
+    if not found or not 257 <= int(found[1]) <= MAX_VOCAB_SIZE:
+        known = f"use gpt2, bytes or bpe-N with 257 <= N <= {MAX_VOCAB_SIZE}"
+        raise ConfigError(f"tokenizer {name!r:.60}: not known; {known}")
+    return int(found[1])
 
 
 def gpt2_tokenizer() -> TiktokenTokenizer:

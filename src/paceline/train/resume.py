@@ -87,6 +87,7 @@ def go_on(launch: Launch, found: Found) -> Finished:
     """Assemble a run, its steps cut as before if that still fits, fill it and train on."""
     ranks = launch.ranks
     card, trouble = ranks.from_first(lambda: _card_so_far(launch.folder))
+    store.check_model(found.path, launch.config.model)
     run, fit = assemble_to_fit(launch.resolved, launch.machine, ranks, before=None if card is None else card.fit)
     state = _read_saved(found.path)
     position = _filled(run, found, state)

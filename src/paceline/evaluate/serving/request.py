@@ -92,9 +92,11 @@ def parse_completion(
     prompts = tuple(_tokens(prompt, tokenizer, max_tokens - new_tokens) for prompt in _prompts(found.get("prompt")))
     if len(prompts) * n > max_choices:
         raise RefusedError(f"{len(prompts) * n} texts; at most {max_choices} in one request", param="prompt")
-    options = found.get("stream_options") or {}
+    options = {} if found.get("stream_options") is None else found["stream_options"]
     if not isinstance(options, dict):
         raise RefusedError("stream_options is not an object", param="stream_options")
+    if unknown := sorted(options.keys() - {"include_usage"}):
+        raise RefusedError(f"{unknown[0][:80]!r} in stream_options is not known here", param="stream_options")
     return Completion(
         prompts=prompts,
         n=n,

@@ -1,0 +1,100 @@
+"""Settings that have an effect only beside others: one table, for command lines and for groups of runs. No torch.
+
+A setting given where it has no effect is named in a line, and does not make another experiment of a run. The table has
+dotted names, or beginnings of them, and reads a config as `leaves(to_dict(config))` gives it, so that a config which
+only another version understands can be asked, too. What is not in the table always matters.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Settings = Mapping[str, Any]
+ADAM_RULES = ("adam", "adamw", "adam_rows")
+"""Rules that read nothing of `optim.muon`. One of the user's own may."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Under which a setting matters."""
+
+    words: str
+    holds: Callable[[Settings], bool]
+
+
+def _is_not(name: str, *values: Any) -> Callable[[Settings], bool]:
+    return lambda config: config[name] not in values
+
+
+def _rules(config: Settings) -> dict[str, str]:
+    """The rules of the groups that are moved otherwise than by Adam, or may be."""
+    stated = {group["name"]: group.get("rule") for group in config["optim.groups"]}
+    stated["matrices"] = stated.get("matrices") or config["optim.matrices"]
+    return {name: rule for name, rule in stated.items() if rule and rule not in ADAM_RULES}
+
+
+def _has_scalars(config: Settings) -> bool:
+    return bool(config["model.x0_mix"] or config["model.unet_skips"] or config["model.value_path"] != "plain")
+
+
+def _averages(config: Settings) -> bool:
+    return config["optim.average.tau_steps"] is not None or config["optim.average.tau_share"] is not None
+
+
+def _long_windows(config: Settings) -> bool:
+    return any(change.get("window") == "long" for change in config["model.layer_overrides"])
+
+
+WINDOW = Condition("a window (--model.window.unit)", _is_not("model.window.unit", "none"))
+SCALARS = Condition("--model.x0-mix, --model.unet-skips or a --model.value-path", _has_scalars)
+AVERAGED = Condition("--optim.average.tau-steps or --optim.average.tau-share", _averages)
+COMPILED = Condition("--train.compile", _is_not("train.compile", False))
+MATTERS: dict[str, Condition] = {
+    "model.lm_head_init": Condition("--model.no-tied-lm-head", _is_not("model.tied_lm_head", True)),
+    "model.qk_norm_eps": Condition("--model.qk-norm", _is_not("model.qk_norm", "none")),
+    "model.value_ends": Condition("--model.value-path sparse", lambda config: config["model.value_path"] == "sparse"),
+    "model.value_lambdas": Condition("--model.value-path", _is_not("model.value_path", "plain")),
+    "model.value_storage": Condition(
+        "a --model.value-path with tables", _is_not("model.value_path", "plain", "residual")
+    ),
+    "model.window.start_tokens": WINDOW,
+    "model.window.growth_tokens": WINDOW,
+    "model.window.quantum_tokens": WINDOW,
+    "model.long_window": Condition("a layer whose override says `long`", _long_windows),
+    "optim.muon.": Condition("a group that Muon moves (--optim.matrices muon)", lambda config: bool(_rules(config))),
+    "optim.muon.momentum_start": Condition(
+        "--optim.muon.momentum-warmup-steps",
+        lambda config: bool(_rules(config) and config["optim.muon.momentum_warmup_steps"]),
+    ),
+    "optim.adam.matrix_lr": Condition(
+        "--optim.matrices adamw", lambda config: _rules(config).get("matrices") != "muon"
+    ),
+    "optim.adam.lm_head_lr": Condition("--model.no-tied-lm-head", _is_not("model.tied_lm_head", True)),
+    "optim.adam.scalar_lr": SCALARS,
+    "model.precision.scalars": SCALARS,
+    "optim.average.start_share": AVERAGED,
+    "optim.average.blend": AVERAGED,
+    "optim.average.rescale": AVERAGED,
+    "optim.average.groups": AVERAGED,
+    "train.cuda_graph": COMPILED,
+    "train.coordinate_descent": COMPILED,
+    "train.skip_guards": COMPILED,
+    "bad_steps.limit": Condition("--bad-steps.skip", _is_not("bad_steps.skip", False)),
+    "parallel.zero1": Condition("--parallel.no-fsdp, which shards more", _is_not("parallel.fsdp", True)),
+    "parallel.bucket_views": Condition("--parallel.no-fsdp", _is_not("parallel.fsdp", True)),
+}
+"""The longest entry that a name begins with says when it matters. A condition asks nothing that is the same experiment
+either way (`SAME_EXPERIMENT`)."""
+
+
+def why_idle(name: str, config: Settings) -> str | None:
+    """What a setting needs and does not have in this config; None: it matters, as far as this version knows."""
+    entry = max((entry for entry in MATTERS if _covers(entry, name)), key=len, default=None)
+    try:
+        return None if entry is None or MATTERS[entry].holds(config) else MATTERS[entry].words
+    except (KeyError, TypeError, AttributeError):  # of another version, or edited
+        return None
+
+
+def _covers(entry: str, name: str) -> bool:
+    return name.startswith(entry) if entry.endswith(".") else name == entry or name.startswith(f"{entry}.")
