@@ -14,7 +14,8 @@ from serving.tiny_server import Served, served
 
 SMALL = ServeConfig(max_streams=1, max_queue=1)
 HALF_HEADERS = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
-HALF_BODY = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+HALF_BODY = POST + b"Content-Length: 100\r\n\r\n{"
 
 
 @contextlib.contextmanager
