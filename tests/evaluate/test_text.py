@@ -1,8 +1,15 @@
 """Bits per byte: every byte once, by a known distribution, and as one whole pass where the text fits into one."""
 
 import math
+import os
+import subprocess
+import sys
+import threading
+import weakref
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -10,6 +17,7 @@ from hypothesis import strategies as st
 
 from model.small import shaken, small
 from paceline.core.errors import DataError
+from paceline.evaluate.score import Score, score_pass
 from paceline.evaluate.text import judge_text, read_text, rolling_rows
 from paceline.model.gpt import GPT
 from paceline.text.tokenizer import ByteTokenizer, Tokenizer
@@ -83,12 +91,84 @@ def test_a_text_in_pieces_has_the_figures_of_the_whole(
     monkeypatch.setattr(tokenizer, "encode", lambda text: given.append(text) or encode(text))
     whole, cut = [], []
     for found, size in ((whole, 1 << 20), (cut, 40)):
-        monkeypatch.setattr("paceline.evaluate.text.PIECE_CHARS", size)
-        monkeypatch.setattr("paceline.text.sources.cut_text.__defaults__", (size,))
+        monkeypatch.setattr("paceline.evaluate.text.BLOCK_BYTES", size)
+        monkeypatch.setattr("paceline.text.sources.cut_text.__defaults__", (size, 2 * size))
         found.append(judge_text(model, tokenizer, file, windows=(128,), most_tokens=64))
     assert given[0] == "".join(given[1:]) == TEXT
     assert len(given) > 6
     assert cut == whole
+
+
+JUDGE = """
+import re, sys
+from pathlib import Path
+from paceline.evaluate.score import Score, score_pass
+from paceline.evaluate.text import judge_text, read_text
+from serving.tiny_server import TOKENIZER, WINDOWS, tiny_model
+for path in map(Path, sys.argv[1:]):
+    found = judge_text(tiny_model(), TOKENIZER, read_text(path), windows=WINDOWS, most_tokens=128)
+    peak = re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]
+    print(found.tokens, int(peak) >> 10)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
+    """Old: 0.15 to 1.3 GB more for each MB."""
+    for name, length in (("short", 60_000), ("long", 20_000_000)):
+        (tmp_path / name).write_text(("several words of a text. " * (length // 25 + 1))[:length])
+    command = [sys.executable, "-c", JUDGE, tmp_path / "short", tmp_path / "long"]
+    tests = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    judged = subprocess.run(command, capture_output=True, text=True, check=True, env=tests)
+    (_, before_mib), (tokens, after_mib) = (map(int, line.split()) for line in judged.stdout.splitlines())
+    assert tokens == 20_000_000
+    assert after_mib - before_mib < 128
+
+
+def test_nothing_is_kept_of_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its losses are gone when the next pass begins, and are copies: a view would keep the buffers of the pass."""
+    kept: list[weakref.ref[np.ndarray]] = []
+
+    def watched(*given: Any) -> list[Score]:
+        assert [one() for one in kept if one() is not None] == []
+        scores = score_pass(*given)
+        assert all(array.base is None for score in scores for array in (score.losses, score.likeliest))
+        kept.extend(weakref.ref(score.losses) for score in scores)
+        return scores
+
+    monkeypatch.setattr("paceline.evaluate.text.score_pass", watched)
+    monkeypatch.setattr("paceline.evaluate.score.PASS_TOKENS", 64)
+    judge_text(
+        shaken(small("r18-softcap")), ByteTokenizer(), read_text(text_file(tmp_path)), windows=(128,), most_tokens=16
+    )
+    assert len(kept) > 30
+
+
+def test_a_text_may_come_through_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: path.write_bytes(TEXT.encode()))
+    writer.start()
+    piped = read_text(path)
+    writer.join()
+    plain = read_text(text_file(tmp_path))
+    assert (piped.bytes, piped.blake2b) == (plain.bytes, plain.blake2b)
+    assert "".join(piped.blocks()) == "".join(piped.blocks()) == TEXT
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3, 6, 7])
+def test_a_bad_byte_is_named_by_its_place_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    monkeypatch.setattr("paceline.evaluate.text.BLOCK_BYTES", 3)
+    content = bytearray("ab€de".encode())
+    content[place:place] = b"\xff"
+    with pytest.raises(UnicodeDecodeError) as whole:
+        bytes(content).decode()
+    expected = whole.value.start
+    path = tmp_path / "text.txt"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"byte {expected} is not UTF-8"):
+        read_text(path)
 
 
 @pytest.mark.parametrize(

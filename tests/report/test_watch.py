@@ -1,5 +1,6 @@
 """The live page without a browser: what a folder shows while its runs start, grow, break and go; whom it answers."""
 
+import errno
 import http.client
 import json
 import os
@@ -9,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 
 from paceline.cli import main
 from paceline.core.errors import UserError
-from paceline.report import page
+from paceline.report import page, watch
 from paceline.report.subject import Subject
 from paceline.report.watch import RunsFolder, make_server
 from report.ablation_on_disk import write_ablation
@@ -193,6 +194,40 @@ def test_the_state_is_sent_once_and_then_only_when_it_changes(tmp_path: Path) ->
         code, _, body = get(port, f"/state?seen={state['name']}")
         assert code == 200
         assert json.loads(body)["data"]["runs"][0]["x"]["step"][-1] == 12
+
+
+def half_sent(stack: ExitStack, port: int) -> socket.socket:
+    client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+    client.sendall(b"GET / HTTP/1.1\r\nX-Slow: ")
+    return client
+
+
+def test_three_hundred_connections_at_once_are_answered_promptly(tmp_path: Path) -> None:
+    make(tmp_path, "a")
+    with served(tmp_path) as port, ExitStack() as stack:
+        began = time.perf_counter()
+        clients = [stack.enter_context(socket.socket()) for _ in range(300)]
+        for client in clients:  # all before any is accepted
+            client.setblocking(False)
+            client.connect_ex(("127.0.0.1", port))
+        for client in clients:
+            client.settimeout(10)
+            while client.connect_ex(("127.0.0.1", port)) not in (0, errno.EISCONN):
+                pass
+            client.sendall(b"GET /state?seen= HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert {client.recv(12) for client in clients} == {b"HTTP/1.1 200"}
+        assert time.perf_counter() - began < 5
+
+
+def test_half_sent_requests_are_cut_off_and_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "MOST_CONNECTIONS", 20)
+    with served(tmp_path) as port, ExitStack() as stack:
+        clients = [half_sent(stack, port) for _ in range(60)]
+        assert get(port, "/state")[0] == 200
+        assert clients[0].recv(1) == b""  # too many: the oldest goes
+    monkeypatch.setattr(watch, "HEADERS_S", 0.2)
+    with served(tmp_path) as port, ExitStack() as stack:
+        assert half_sent(stack, port).recv(1) == b""
 
 
 @pytest.mark.parametrize(

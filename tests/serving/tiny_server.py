@@ -7,11 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
-import uvicorn
-
 from model.lively import lively
 from paceline.evaluate.config import ServeConfig
-from paceline.evaluate.serving.app import listen, make_app, make_engine
+from paceline.evaluate.serving.app import listen, make_app, make_engine, make_server
 from paceline.evaluate.serving.batcher import Batcher
 from paceline.model.gpt import GPT
 from paceline.settings.model import ModelConfig, RotaryConfig, WindowConfig
@@ -53,7 +51,8 @@ def served(limits: ServeConfig, name: str = "tiny") -> Iterator[Served]:
     listening = listen("127.0.0.1", 0)
     engine = make_engine(tiny_model(), WINDOWS, limits)
     app = make_app(engine, TOKENIZER, name, limits)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="on", timeout_graceful_shutdown=1))
+    server = make_server(app, texts=engine.room, answer_s=limits.timeout_s)
+    server.config.timeout_graceful_shutdown = 1
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started:

@@ -220,7 +220,7 @@ def test_how_many_of_very_few_texts_validate(
 def test_one_long_document_fills_many_chunks(
     config: PrepareConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.text.sources.cut_text.__defaults__", (3000,))
+    monkeypatch.setattr("paceline.text.sources.cut_text.__defaults__", (3000, 6000))
     path = tmp_path / "book.txt"
     path.write_bytes("\r\n".join(TEXTS).encode())
     config = replace(config, inputs=(str(path),), tokenizer="bpe-280", shard_tokens=10_000)

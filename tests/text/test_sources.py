@@ -160,6 +160,25 @@ def test_a_disk_that_fails_while_reading_is_told_with_the_file(
         texts(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "kind", ["string", "large_string", "string_view", "binary", "binary_view", "dictionary", "dictionary of binary"]
+)
+def test_every_kind_of_text_column_is_read(tmp_path: Path, kind: str) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    texts_of = [*SAMPLE_TEXTS, *SAMPLE_TEXTS]  # some twice, as dictionaries are made for
+    path = tmp_path / "x.parquet"
+    if kind.startswith("dictionary"):
+        values = arrow.array(texts_of, arrow.binary() if kind.endswith("binary") else arrow.string())
+        column = values.dictionary_encode()
+    else:
+        column = arrow.array(
+            texts_of if "string" in kind else [text.encode() for text in texts_of], getattr(arrow, kind)()
+        )
+    parquet.write_table(arrow.table({"text": column}), path)
+    assert texts(path) == texts_of
+
+
 def test_parquet_problems_are_named(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

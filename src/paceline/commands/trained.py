@@ -96,7 +96,7 @@ def _from_standard_input() -> str:
 def serve(argv: Sequence[str]) -> int:
     arguments = parse(ServeArgs, argv, verb="serve", description=SERVE_HELP)
     try:
-        from paceline.evaluate.serving.app import listen, make_app, make_engine, serve_until_interrupted
+        from paceline.evaluate.serving.app import listen, make_app, make_engine, make_server, serve_until_interrupted
     except ImportError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise
@@ -112,7 +112,7 @@ def serve(argv: Sequence[str]) -> int:
         engine = make_engine(run.model, run.windows, limits)
         app = make_app(engine, run.tokenizer, name, limits, hosts=HOSTS | {arguments.host.lower()})
         print(f"http://localhost:{listening.getsockname()[1]}/ serves {name}; Ctrl-C ends", flush=True)
-        serve_until_interrupted(app, listening, texts=engine.room)
+        serve_until_interrupted(make_server(app, texts=engine.room, answer_s=limits.timeout_s), listening)
     return 0
 
 

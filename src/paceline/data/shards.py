@@ -6,6 +6,7 @@ size is compared with the header before anything is mapped, so a header that lie
 never the tokens: comparing the hash (0.5 GB/s a core) is the business of `verify`.
 """
 
+import mmap
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,14 +44,27 @@ class ShardManifest:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """An open shard. `tokens` is (n,) uint16, a read-only view of the file."""
+    """An open shard."""
 
     path: Path
-    tokens: np.ndarray
+    stream: np.ndarray
     manifest: ShardManifest | None
+    mapped: mmap.mmap | None = None
+    """The file that `stream` is a view of."""
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """(n,) uint16, a read-only view of the file. Asked for anew at every read: reading what was cut off the file
+        would end the process by a signal (SIGBUS), so the size is compared first, which takes 1 µs."""
+        if self.mapped is not None and (size := self.mapped.size()) < HEADER_BYTES + self.stream.nbytes:
+            raise DataError(
+                f"{self.path}: has become shorter while it was read: {size:,} bytes, its header counts {len(self):,} "
+                f"tokens; fetch or prepare it again"
+            )
+        return self.stream
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.stream)
 
 
 def open_shard(path: Path) -> Shard:
@@ -62,8 +76,10 @@ def open_shard(path: Path) -> Shard:
             f"{path}: the header counts {count:,} tokens, {manifest_path(path).name} {manifest.tokens:,}; "
             f"one of the two files is not the one that was written, prepare the data again"
         )
-    mapped = np.memmap(path, dtype=TOKEN_DTYPE, mode="r", offset=HEADER_BYTES, shape=(count,))
-    return Shard(path=path, tokens=mapped.view(np.ndarray), manifest=manifest)
+    with open(path, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    stream = np.frombuffer(mapped, TOKEN_DTYPE, count, HEADER_BYTES)
+    return Shard(path=path, stream=stream, manifest=manifest, mapped=mapped)
 
 
 def _token_count(path: Path) -> int:

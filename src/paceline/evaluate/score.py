@@ -73,7 +73,7 @@ def score_rows(model: GPT, rows: Sequence[Row], *, windows: Windows, progress: P
     """A score per row, in the order of the rows."""
     scores: dict[int, Score] = {}
     for group in _passes(rows):
-        scores |= zip(group, _one_pass(model, [rows[index] for index in group], windows), strict=True)
+        scores |= zip(group, score_pass(model, [rows[index] for index in group], windows), strict=True)
         progress(len(scores), len(rows))
     return [scores[index] for index in range(len(rows))]
 
@@ -82,9 +82,14 @@ def _passes(rows: Sequence[Row]) -> Iterator[list[int]]:
     """Indices of rows that share a pass, the longest first, so that a lack of memory shows at once."""
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index].ids))
     while order:
-        count = max(1, PASS_TOKENS // _padded(len(rows[order[0]].ids) - 1))
+        count = rows_of_a_pass(len(rows[order[0]].ids) - 1)
         yield order[:count]
         order = order[count:]
+
+
+def rows_of_a_pass(tokens: int) -> int:
+    """Rows of so many tokens that share one."""
+    return max(1, PASS_TOKENS // _padded(tokens))
 
 
 def _padded(tokens: int) -> int:
@@ -92,7 +97,8 @@ def _padded(tokens: int) -> int:
 
 
 @torch.no_grad()
-def _one_pass(model: GPT, rows: Sequence[Row], windows: Windows) -> list[Score]:
+def score_pass(model: GPT, rows: Sequence[Row], windows: Windows) -> list[Score]:
+    """A score per row, in one pass."""
     device = model.embeddings.token.device
     longest = max(len(row.ids) for row in rows) - 1
     length = min(_padded(longest), max(longest, model.config.rotary.max_tokens))
@@ -109,7 +115,9 @@ def _one_pass(model: GPT, rows: Sequence[Row], windows: Windows) -> list[Score]:
     losses = judged(inputs, wanted, window_tensor(windows, device)).main
     found, hits = losses.cpu().numpy(), likeliest[0].view(targets.shape).cpu().numpy()
     counted = [slice(row.counted_from - 1, len(row.ids) - 1) for row in rows]
-    return [Score(found[n, part], hits[n, part]) for n, part in enumerate(counted)]
+    return [
+        Score(found[n, part].copy(), hits[n, part].copy()) for n, part in enumerate(counted)
+    ]  # a view keeps the pass
 
 
 def _watching(found: list[Tensor], vocab_size: int) -> HeadLoss:

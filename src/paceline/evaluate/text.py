@@ -5,11 +5,16 @@ and counts only the half that no earlier one has counted. So all of the text cou
 every token has at least half a sequence before it. That costs twice the passes of sequences side by side.
 """
 
+import codecs
+import itertools
 import math
+import shutil
+import tempfile
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -17,20 +22,26 @@ import torch
 from paceline.core.errors import DataError
 from paceline.core.files import new_digest
 from paceline.evaluate.positions import LossByPlace, Rows
-from paceline.evaluate.score import Progress, Row, score_rows, silent
+from paceline.evaluate.score import Progress, Row, rows_of_a_pass, score_pass, silent
 from paceline.evaluate.validation import Validation
 from paceline.model.gpt import GPT
 from paceline.model.masks import Windows
-from paceline.text.sources import PIECE_CHARS, cut_text
+from paceline.text.sources import BLOCK_BYTES, cut_text
 from paceline.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class TextFile:
+    """Open, and read in blocks as often as it is judged."""
+
     path: Path
-    text: str
+    file: IO[bytes]
     bytes: int
     blake2b: str
+
+    def blocks(self) -> Iterator[str]:
+        self.file.seek(0)
+        return codecs.iterdecode(iter(lambda: self.file.read(BLOCK_BYTES), b""), "utf-8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +50,30 @@ class TextResult(Validation):
 
 
 def read_text(path: Path) -> TextFile:
-    text = read_utf8("--text", path)
-    if not text:
+    """Checked from end to end, so that a mistake costs no waiting."""
+    try:
+        file = open(path, "rb")  # noqa: SIM115 (open until all models have judged it)
+        if not file.seekable():
+            file, pipe = tempfile.TemporaryFile(), file  # noqa: SIM115
+            shutil.copyfileobj(pipe, file)
+            file.seek(0)
+    except OSError as error:
+        raise DataError(f"--text {path}: cannot be read ({error.strerror})") from None
+    digest, decoder, size = new_digest(), codecs.getincrementaldecoder("utf-8")(), 0
+    while True:
+        block = file.read(BLOCK_BYTES)
+        try:
+            decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            at = size + len(block) - len(error.object) + error.start
+            raise DataError(f"--text {path}: byte {at:,} is not UTF-8; convert the file first") from None
+        digest.update(block)
+        size += len(block)
+        if not block:
+            break
+    if not size:
         raise DataError(f"--text {path}: empty, so there is nothing to predict; give a file with text")
-    content, digest = text.encode(), new_digest()
-    digest.update(content)
-    return TextFile(path, text, len(content), digest.hexdigest())
+    return TextFile(path, file, size, digest.hexdigest())
 
 
 def read_utf8(flag: str, path: Path) -> str:
@@ -56,34 +85,44 @@ def read_utf8(flag: str, path: Path) -> str:
         raise DataError(f"{flag} {path}: byte {error.start:,} is not UTF-8; convert the file first") from None
 
 
-def rolling_rows(stream: Sequence[int], most_tokens: int, *, overlap: int) -> Iterator[Row]:
+def rolling_rows(stream: Iterable[int], most_tokens: int, *, overlap: int) -> Iterator[Row]:
     """Every token of `stream` but the first, counted once, in rows that give the model at most `most_tokens`. Past the
     first row, a token has at least `overlap` + 1 before it. (An overlap of 0 is lm-evaluation-harness's way.)"""
-    counted, stop = 1, min(len(stream), most_tokens + 1)
-    while counted < len(stream):
+    ids, held, first = iter(stream), array("q"), 0  # `held`: the stream from `first` on
+    counted, stop = 1, most_tokens + 1
+    while True:
+        held.extend(itertools.islice(ids, stop - first - len(held)))
+        stop = first + len(held)
+        if stop <= counted:
+            return
         start = max(0, stop - most_tokens - 1)
-        yield Row(stream[start:stop], counted - start)
-        counted, stop = stop, min(len(stream), stop + most_tokens - overlap)
+        del held[: start - first]
+        first = start
+        yield Row(held[:], counted - start)
+        counted, stop = stop, stop + most_tokens - overlap
 
 
 def judge_text(
     model: GPT, tokenizer: Tokenizer, file: TextFile, *, windows: Windows, most_tokens: int, progress: Progress = silent
 ) -> TextResult:
-    rows = list(rolling_rows(_stream(tokenizer, file.text), most_tokens, overlap=most_tokens // 2))
-    scores = score_rows(model, rows, windows=windows, progress=progress)
-    losses = torch.from_numpy(np.concatenate([score.losses for score in scores]))
-    by_place = LossByPlace(losses.numel(), max(windows, default=None), losses.device)
-    by_place.add(losses, torch.arange(losses.numel()))
-    nats, tokens = float(losses.sum(dtype=torch.float64)), losses.numel()
+    """In constant memory: of a pass only sums are kept."""
+    nats, tokens, done_bytes, token_bytes = 0.0, 0, 0, tokenizer.token_byte_lengths()
+    by_place = LossByPlace(file.bytes, max(windows, default=None), torch.device("cpu"))
+    rows = rolling_rows(_stream(tokenizer, file.blocks()), most_tokens, overlap=most_tokens // 2)
+    for batch in iter(lambda: list(itertools.islice(rows, rows_of_a_pass(most_tokens))), []):
+        losses = torch.from_numpy(np.concatenate([score.losses for score in score_pass(model, batch, windows)]))
+        by_place.add(losses, torch.arange(tokens, tokens + losses.numel()))
+        nats += float(losses.sum(dtype=torch.float64))
+        tokens += losses.numel()
+        done_bytes += sum(int(token_bytes[row.ids[row.counted_from :]].sum()) for row in batch)
+        progress(done_bytes, file.bytes)
     bits = nats / math.log(2)
     return TextResult(loss=nats / tokens, bits_per_byte=bits / file.bytes, tokens=tokens, positions=by_place.rows())
 
 
-def _stream(tokenizer: Tokenizer, text: str) -> Sequence[int]:
-    """End-of-text and the ids of `text`, two bytes each. Encoded in pieces, because a tokenizer needs many times the
-    memory of what it is given at once."""
-    blocks = (text[start : start + PIECE_CHARS] for start in range(0, len(text), PIECE_CHARS))
-    ids = array("H", [tokenizer.end_of_text])
+def _stream(tokenizer: Tokenizer, blocks: Iterable[str]) -> Iterator[int]:
+    """End-of-text and the ids of the text. Encoded in pieces, because a tokenizer needs many times the memory of what
+    it is given at once."""
+    yield tokenizer.end_of_text
     for piece in cut_text(blocks):
-        ids.extend(tokenizer.encode(piece))
-    return ids
+        yield from tokenizer.encode(piece)

@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import secrets
+import socket
 import stat
 import threading
 import time
@@ -46,6 +47,10 @@ EMPTY = dict.fromkeys(SECTIONS, Markup(""))
 FILES = (CARD_FILE, CONFIG, METRICS_FILE)
 QUIET_S, QUIET_STEPS = 60.0, 20
 """A run is called quiet after a minute without a record, and after so many of its own steps."""
+HEADERS_S = 10.0
+"""A client has so long to send a request; a connection without one for so long is closed."""
+MOST_CONNECTIONS = 512
+"""Beyond it the oldest without a whole request is closed."""
 
 Signature = tuple[tuple[int, int] | None, ...]
 """Of each of FILES: when it was written and its size, None if it is not there."""
@@ -197,22 +202,55 @@ class LivePage:
         return EMPTY | {"about": join([*about(subject), waiting])}
 
 
+class _Server(ThreadingHTTPServer):
+    """A thread for each connection, which has time limits."""
+
+    request_queue_size = 1024
+    daemon_threads = True  # a browser that keeps a connection open must not keep us from ending
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.due_s: dict[socket.socket, float] = {}
+        """When each connection without a whole request is closed, the oldest first."""
+        super().__init__(address, handler)
+
+    def service_actions(self) -> None:
+        """Called for every new connection, and twice a second."""
+        surplus = len(self.due_s) - MOST_CONNECTIONS
+        for number, (connection, due_s) in enumerate(self.due_s.copy().items()):
+            if number < surplus or due_s < time.monotonic():
+                with contextlib.suppress(OSError):  # it may have ended by now
+                    connection.shutdown(socket.SHUT_RDWR)  # its thread reads an end and closes it
+
+
 def make_server(root: Path, *, port: int, newest: int) -> ThreadingHTTPServer:
     """A server that listens already; `serve_forever` answers. Port 0: any that is free."""
     live = LivePage(RunsFolder(root, newest))
     try:
-        server = ThreadingHTTPServer((LOOPBACK, port), _handler(live))
+        return _Server((LOOPBACK, port), _handler(live))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"--port {port}: cannot be listened on ({reason}); choose another") from None
-    server.daemon_threads = True  # a browser that keeps a connection open must not keep us from ending
-    return server
 
 
 def _handler(live: LivePage) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        timeout = 60  # of an idle connection
+        timeout = 60  # of a client that does not read its answer
+        server: _Server
+
+        def handle_one_request(self) -> None:
+            self.server.due_s[self.connection] = time.monotonic() + HEADERS_S
+            try:
+                super().handle_one_request()
+            except ConnectionError:  # the client has left
+                self.close_connection = True
+            finally:
+                self.server.due_s.pop(self.connection, None)
+
+        def parse_request(self) -> bool:
+            is_whole = super().parse_request()
+            self.server.due_s.pop(self.connection, None)
+            return is_whole
 
         def do_GET(self) -> None:
             path, _, query = self.path.partition("?")

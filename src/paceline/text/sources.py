@@ -15,18 +15,25 @@ import json
 import re
 import sys
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from paceline.core.errors import DataError
+from paceline.text.long_lines import spool_text
 
 STANDARD_INPUT = "-"
 HUB_PREFIX = "hf:"
 KINDS = {".txt": "txt", ".md": "txt", ".jsonl": "jsonl", ".jsonl.gz": "jsonl.gz", ".parquet": "parquet"}
 BLOCK_BYTES = 1 << 20
 PIECE_CHARS = 1 << 20
+LONGEST_PIECE_CHARS = 2 * PIECE_CHARS
+"""A text without a place to cut it is cut here all the same: a tokenizer needs 130 bytes for a character of a word."""
+LONG_LINE_BYTES = 4 << 20
+"""A line of JSON from this size on is not held in memory."""
 SAFE_CUT = re.compile(r"\S(?= \S)|\S\n(?=\S)")
 """GPT-2's word rule starts a word at a lone space before text, and after a lone line break; the cut is the match's end.
 What Python calls white space includes all that the tokenizers' regular expressions do."""
@@ -35,6 +42,8 @@ PARQUET_ROWS = 1024
 Side = Literal["train", "val"]
 TextOrProblem = tuple[str | None, str | None]
 """The text of a record, or what is wrong with it; neither of a blank line."""
+LongTextOrProblem = tuple[IO[str] | None, str | None]
+"""The same where the text is a file."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +180,11 @@ class Reader:
             return
         read = {"parquet": self._parquet_rows, "hf": self._hub_rows}.get(source.kind, self._jsonl_lines)
         for number, (text, problem) in enumerate(read(source), 1):
-            if text is not None:
+            if isinstance(text, str):
                 yield [text]
+            elif text is not None:
+                with text:
+                    yield _blocks_of(text)
             elif problem is not None and self.skip_bad:
                 self.skipped += 1
             elif problem is not None:
@@ -205,12 +217,17 @@ class Reader:
                 self.bytes_read += len(block)
                 yield text
 
-    def _jsonl_lines(self, source: Source) -> Iterator[TextOrProblem]:
+    def _jsonl_lines(self, source: Source) -> Iterator[TextOrProblem | LongTextOrProblem]:
         with _open(source) as raw:
             lines: IO[bytes] = gzip.GzipFile(fileobj=raw) if source.kind == "jsonl.gz" else raw  # type: ignore[assignment]
             before = self.bytes_read
-            for line in lines:
-                yield parse_line(line, self.field)
+            while line := lines.readline(LONG_LINE_BYTES):
+                if len(line) < LONG_LINE_BYTES:
+                    yield parse_line(line, self.field)
+                else:
+                    blocks = _rest_of_line(lines, line)
+                    yield spool_text(blocks, self.field)
+                    deque(blocks, maxlen=0)  # what is left of a bad line
                 if source.path is not None:
                     self.bytes_read = before + raw.tell()
 
@@ -230,6 +247,17 @@ class Reader:
             text, problem = checked_text(row[self.field], self.field)
             self.bytes_read += len(text or "")
             yield text, problem
+
+
+def _rest_of_line(lines: IO[bytes], block: bytes) -> Iterator[bytes]:
+    """A line in blocks, the first of which has been read."""
+    while block:
+        yield block
+        block = b"" if block.endswith(b"\n") else lines.readline(BLOCK_BYTES)
+
+
+def _blocks_of(text: IO[str]) -> Iterator[str]:
+    return iter(partial(text.read, PIECE_CHARS), "")
 
 
 CURE = "mend it, or leave such records out with --skip-bad"
@@ -274,18 +302,25 @@ def _pieces_of(blocks: Iterable[str], side: Side | None, val_share: float) -> It
         yield Piece(text=encoded, opens=number == 0, side=side)
 
 
-def cut_text(blocks: Iterable[str], piece_chars: int = PIECE_CHARS) -> Iterator[str]:
-    """The text in pieces of `piece_chars` characters or a little more, cut where words part; at least one piece."""
+def cut_text(
+    blocks: Iterable[str], piece_chars: int = PIECE_CHARS, longest_chars: int = LONGEST_PIECE_CHARS
+) -> Iterator[str]:
+    """The text in pieces of `piece_chars` characters or a little more, cut where words part, or else after
+    `longest_chars`; at least one piece."""
     rest, searched = "", piece_chars
     for block in blocks:
         rest += block
-        while len(rest) > piece_chars:
-            cut = SAFE_CUT.search(rest, searched)
-            if cut is None:
-                searched = max(piece_chars, len(rest) - 3)  # a cut may begin in the last characters seen
+        start = 0
+        while len(rest) - start > piece_chars:
+            limit = start + longest_chars
+            cut = SAFE_CUT.search(rest, start + searched, limit + 2)
+            if cut is None and len(rest) < limit + 2:
+                searched = max(piece_chars, len(rest) - start - 3)  # a cut may begin in the last characters seen
                 break
-            yield rest[: cut.end()]
-            rest, searched = rest[cut.end() :], piece_chars
+            end = limit if cut is None else cut.end()
+            yield rest[start:end]
+            start, searched = end, piece_chars
+        rest = rest[start:]
     yield rest
 
 
@@ -317,6 +352,8 @@ def _parquet_batches(source: Source, field: str) -> Iterator[list[Any]]:
         import pyarrow.parquet
     except ImportError:
         raise DataError(f"{source.path}: reading .parquet needs pyarrow; pip install 'paceline[data]'") from None
+    kinds = pyarrow.types
+    text_kinds = (kinds.is_string, kinds.is_large_string, kinds.is_string_view)
     try:
         file = pyarrow.parquet.ParquetFile(source.path)
         if field not in file.schema_arrow.names:
@@ -324,7 +361,9 @@ def _parquet_batches(source: Source, field: str) -> Iterator[list[Any]]:
             raise DataError(f"{source.path}: no column {field!r}; it has {names}, choose one with --field")
         for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
             column = batch.column(0)
-            is_text = pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type)
+            if pyarrow.types.is_dictionary(column.type):
+                column = column.dictionary_decode()
+            is_text = any(is_kind(column.type) for is_kind in text_kinds)
             yield (column.cast(pyarrow.large_binary()) if is_text else column).to_pylist()
     except pyarrow.ArrowInvalid as error:
         raise DataError(f"{source.path}: not a readable .parquet file ({error}); fetch it again") from None

@@ -25,6 +25,7 @@ from paceline.core.loopback import HOSTS, headers, host_of
 from paceline.evaluate.config import ServeConfig
 from paceline.evaluate.serving.answers import Answer, error, model_card
 from paceline.evaluate.serving.batcher import Stream, make_batcher
+from paceline.evaluate.serving.connection import Connection
 from paceline.evaluate.serving.engine import Engine
 from paceline.evaluate.serving.page import page, policy
 from paceline.evaluate.serving.request import RefusedError, parse_body, parse_completion
@@ -208,18 +209,26 @@ def listen(host: str, port: int) -> socket.socket:
         raise UserError(f"--host {host} --port {port}: cannot be listened on ({reason}); choose another") from None
 
 
-def serve_until_interrupted(app: ASGIApp, listening: socket.socket, *, texts: int) -> None:
-    """`texts`: how many may be written or wait at the same time."""
+def make_server(app: ASGIApp, *, texts: int, answer_s: float) -> uvicorn.Server:
+    """`texts`: how many may be written or wait at the same time; `answer_s`: how long one may take."""
+
+    class LimitedConnection(Connection):
+        most = texts + SPARE_CONNECTIONS
+        request_s = BODY_S + answer_s + END_S
+
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=LimitedConnection,
         ws="none",
         lifespan="on",
         log_level="warning",
         access_log=False,
         server_header=False,
-        limit_concurrency=texts + SPARE_CONNECTIONS,
         timeout_graceful_shutdown=END_S,
     )
+    return uvicorn.Server(config)
+
+
+def serve_until_interrupted(server: uvicorn.Server, listening: socket.socket) -> None:
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises the signal again when it is done
-        uvicorn.Server(config).run(sockets=[listening])
+        server.run(sockets=[listening])
