@@ -29,7 +29,7 @@ BOARD_HELP = """Rank the runs of a track by train time to the target, with their
 example: paceline board runs --track en-140M
 
 Runs whose data or rules differ from the track's are refused by name."""
-REPORT_HELP = """Write one self-contained page about runs and ablations, seeds of one configuration together.
+REPORT_HELP = """Write one page about runs and ablations, seeds of one configuration together.
 
 example: paceline report runs/demo runs/demo-2 --out compare.html"""
 WATCH_HELP = """Show the runs of a folder in the browser while they are trained. Only this machine can reach the page.
@@ -71,6 +71,8 @@ class ReportArgs:
     """Folders of runs or ablations, their names under runs/, or `latest`."""
     out: Path | None = None
     """File to write; by default report.html in the folder given, or here when there are several."""
+    self_contained: bool = False
+    """Put the chart library (4.8 MB) into the page, for one file to send; otherwise it lies beside the runs once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +125,7 @@ def report(argv: Sequence[str]) -> int:
 
     folders = [_folder(name) for name in arguments.runs]
     out = arguments.out or (RunFolder(folders[0]).report if len(folders) == 1 else Path("report.html"))
-    subject = write_report(folders, out)
+    subject = write_report(folders, out, self_contained=arguments.self_contained)
     for sentence in subject.left_out:
         print(f"left out: {sentence}", file=sys.stderr)
     print(out)
