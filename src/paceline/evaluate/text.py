@@ -72,7 +72,7 @@ def judge_text(
     rows = list(rolling_rows(_stream(tokenizer, file.text), most_tokens, overlap=most_tokens // 2))
     scores = score_rows(model, rows, windows=windows, progress=progress)
     losses = torch.from_numpy(np.concatenate([score.losses for score in scores]))
-    by_place = LossByPlace(losses.numel(), max(windows, default=None), losses.device)
+    by_place = LossByPlace(losses.numel(), max(windows, default=None), losses.device, sequence=most_tokens)
     by_place.add(losses, torch.arange(losses.numel()))
     nats, tokens = float(losses.sum(dtype=torch.float64)), losses.numel()
     bits = nats / math.log(2)
