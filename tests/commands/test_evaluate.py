@@ -70,7 +70,11 @@ def test_the_table_tells_figures_and_places_inside_and_beyond_the_window(
     assert f"{text.figures['bits_per_byte']:.4f}" in out
     assert "960 tokens, 960 bytes" in out
     sides = [line.split()[3] for line in out.splitlines() if " to " in line]
-    assert sides == ["inside"] * 5 + ["beyond"] * 2  # the window has grown to 256 tokens
+    assert sides == ["inside"] * 5 + ["beyond", "next"]  # window of 256 tokens, sequences of 512
+    assert main(["evaluate", str(run), "--no-validation", "--text", str(book), "--sequence-tokens", "128"]) == 0
+    out = capsys.readouterr().out
+    sides = [line.split()[3] for line in out.splitlines() if " to " in line]
+    assert sides == ["inside"] * 4 + ["next"] * 3  # no sequence is longer than the window: nothing lies beyond it
 
 
 def test_figures_are_told_where_the_card_cannot_be_written(

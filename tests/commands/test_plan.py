@@ -130,3 +130,26 @@ def test_a_mistake_costs_one_line(argv: tuple[str, ...], said: str, capfd: pytes
     error = capfd.readouterr().err
     assert error.count("\n") == 1
     assert said in error
+
+
+@pytest.mark.parametrize("gpu", ["4090", "3090", "a100"])
+def test_a_gpu_without_our_kernels_is_planned_by_the_paths_that_it_takes(
+    gpu: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ("r18-softcap", "--gpu", gpu)
+    found = planned(capsys, *argv)
+    assert found == planned(capsys, *argv, "--profile", "reference")
+    assert found["memory_gib"] > 30  # 20 by kernels that only Hopper has
+    assert found["fits"] == (gpu == "a100")
+    assert any("our fused kernels are for Hopper" in note for note in found["notes"])
+    for asked in (("--profile", "fast"), ("--mlp.backend", "fused")):
+        assert main(["plan", *argv, *asked]) == 2
+        assert f"{' '.join(asked)} cannot be used on {gpu}: " in capsys.readouterr().err
+
+
+def test_links_are_not_called_useless_beside_a_step_that_waits_for_them(capsys: pytest.CaptureFixture[str]) -> None:
+    slow = ("r18-softcap", "--gpu", "h100", "--gpus", "8", "--gpus-per-node", "1", "--interconnect-gb-s", "50")
+    found = planned(capsys, *slow)
+    assert found["limit"].startswith("Matrix products take")
+    assert f"Waiting for other GPUs takes {found['communication_share']:.0%}, which faster links" in found["limit"]
+    assert "links" not in planned(capsys, "r18-softcap", "--gpus", "1", "--gpu", "h100")["limit"]

@@ -76,7 +76,8 @@ def test_shorter_sequences_leave_the_count_of_tokens_and_the_places_as_they_are(
     file, model, tokenizer = read_text(text_file(tmp_path)), shaken(small("r18-softcap")), ByteTokenizer()
     long, short = (judge_text(model, tokenizer, file, windows=(128,), most_tokens=most) for most in (1024, 64))
     assert long.tokens == short.tokens == len(TEXT.encode())
-    assert [row[:4] for row in long.positions] == [row[:4] for row in short.positions]
+    assert [(row[:2], row[3]) for row in long.positions] == [(row[:2], row[3]) for row in short.positions]
+    assert [row[0] for row in short.positions if row[2]] == [0, 16, 32]  # further on the start was not given
     assert long.positions[0] == pytest.approx(short.positions[0])  # the first sequence is the same
     assert long.loss != pytest.approx(short.loss, rel=1e-6)
 

@@ -61,7 +61,8 @@ def check_parity(
     size = torch.tensor(window, dtype=torch.int32, device=device)
     ranges = ranges_of(rule, ids, tokens, size)
     qkv, grad = qkv_of(sequences, tokens, heads, kv_heads, width, dtype, device, joined=joined)
-    y = attend_ranges(*qkv, ranges.first_key, ranges.end_query, scale=scale)
+    q, k, v = qkv
+    y = attend_ranges(q, k, v, ranges.first_key, ranges.end_query, scale=scale)
     exact = [x.detach().double().requires_grad_() for x in qkv]
     judge = attend_dense(*exact, dense_mask(rule, ids, tokens, size), scale=scale)
     pairs = zip(

@@ -43,15 +43,15 @@ def mask_of(unit: str, window: int, sequences: int, tokens: int) -> tuple[Ranges
     return ranges_of(rule, ids, tokens, size), dense_mask(rule, ids, tokens, size)
 
 
-def outputs(kernels: object, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, ranges: Ranges) -> list[Tensor]:
-    """Output and the gradients of q, k and v, by one module's kernels and its own tiles."""
-    module, scale = kernels, q.size(3) ** -0.5
-    out, lse = module.launch_forward(q, k, v, ranges.first_key, scale, module.FORWARD)  # type: ignore[attr-defined]
+def outputs(qkv: list[Tensor], grad: Tensor, ranges: Ranges) -> list[Tensor]:
+    """Output and the gradients of q, k and v, by their kernels and tiles."""
+    (q, k, v), module, scale = qkv, attention_async, qkv[0].size(3) ** -0.5
+    out, lse = module.launch_forward(q, k, v, ranges.first_key, scale, module.FORWARD)
     grads = [torch.full_like(x, float("nan")) for x in (q, k, v)]
-    delta = module.launch_query_gradient(  # type: ignore[attr-defined]
+    delta = module.launch_query_gradient(
         grad, q, k, v, out, lse, ranges.first_key, scale, module.BACKWARD_QUERIES, grads[0]
     )
-    module.launch_key_gradient(  # type: ignore[attr-defined]
+    module.launch_key_gradient(
         grad, q, k, v, lse, delta, ranges.end_query, scale, module.BACKWARD_KEYS, grads[1], grads[2]
     )
     return [out, *grads]
@@ -69,11 +69,11 @@ def test_values_and_gradients_equal_float64_at_every_launch(
     exact = [x.double().requires_grad_() for x in qkv]
     judge = attend_dense(*exact, mask, scale=width**-0.5)
     expected = [judge, *torch.autograd.grad(judge, exact, grad.double())]
-    first = outputs(attention_async, *qkv, grad, ranges)
+    first = outputs(qkv, grad, ranges)
     for name, found, slow in zip(("output", "q", "k", "v"), first, expected, strict=True):
         assert relative_error(found, slow) < 1e-2, name  # rounded operands: 1e-3 to 1e-2
     for _ in range(LAUNCHES):
-        assert all(map(torch.equal, outputs(attention_async, *qkv, grad, ranges), first))
+        assert all(map(torch.equal, outputs(qkv, grad, ranges), first))
 
 
 @pytest.mark.parametrize(("mixed", "extra"), [(True, True), (True, False), (False, False)])
@@ -108,11 +108,11 @@ def test_every_launch_has_the_same_bits_beside_another_process() -> None:
     ranges, _ = mask_of("blocks", 896, 1, 16384)
     qkv, grad = qkv_of(1, 16384, 6, 6, 128, torch.bfloat16, "cuda", joined=True)
     qkv = [x.detach() for x in qkv]
-    first = outputs(attention_async, *qkv, grad, ranges)
+    first = outputs(qkv, grad, ranges)
     differing, end = torch.zeros(4, device="cuda"), time.monotonic() + 5
     while time.monotonic() < end:
         for _ in range(20):
-            again = outputs(attention_async, *qkv, grad, ranges)
+            again = outputs(qkv, grad, ranges)
             differing += torch.stack([(a != b).any() for a, b in zip(again, first, strict=True)])
         torch.cuda.synchronize()
     assert differing.tolist() == [0, 0, 0, 0]

@@ -54,6 +54,7 @@ def test_a_long_sequence_on_a_gpu_equals_the_chunked_reference_compiled_and_not(
     config = ModelConfig(num_heads=heads, head_dim=width, width=heads * width, window=window, document_mask=True)
     ids = documents_of(1, tokens, "cuda", mean_tokens=1000)
     qkv, grad = qkv_of(1, tokens, heads, heads, width, torch.bfloat16, "cuda", joined=True)
+    q, k, v = qkv
 
     def attend(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, size: Tensor) -> Tensor:
         ranges = ranges_of(MaskRule.of(config), ids, tokens, size)
@@ -66,6 +67,6 @@ def test_a_long_sequence_on_a_gpu_equals_the_chunked_reference_compiled_and_not(
         judge = plan_reference(config, ids, tokens, size[None])(config.layers[0], *exact)
         expected_all = [judge, *torch.autograd.grad(judge, exact, grad.float())]
         for function in (attend, compiled):
-            y = function(*qkv, ids, size)
+            y = function(q, k, v, ids, size)
             for fast, slow in zip([y, *torch.autograd.grad(y, qkv, grad)], expected_all, strict=True):
                 assert relative_error(fast, slow) < 1e-2

@@ -1,8 +1,6 @@
 """FlashAttention over packed documents on a GPU. The CPU twins are in test_attention_varlen.py. For `fa3` without the
 package, PACELINE_FA3_LIBRARY names the library."""
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
@@ -22,8 +20,7 @@ TOLERANCE = 1e-2  # bf16 operands: 2e-3 to 5e-3
 
 
 def need(library: str) -> None:
-    name = os.environ.get("PACELINE_FA3_LIBRARY")
-    verdict = varlen_attention("cuda") if library == "varlen" else flash_attention_3("cuda", name)
+    verdict = varlen_attention("cuda") if library == "varlen" else flash_attention_3("cuda")
     if not verdict.usable:
         pytest.skip(verdict.reason)
 

@@ -147,6 +147,13 @@ def test_the_command_prints_a_table_and_the_same_as_json(
         "data fingerprint is another",
     ):
         assert words in said
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["board", str(tmp_path), "--target", "3.28"]) == 0
+    narrow = capsys.readouterr().out.splitlines()
+    [row] = [line for line in narrow if "proven" in line]
+    assert row.split() == ["1", "50.0s", "proven", "100", *row.split()[4:]]
+    assert len(row.split()) == 8
+    assert any(line.startswith("1  demo, 100 steps; ") and "A processor" in line for line in narrow)
     assert main(["board", str(tmp_path), "--target", "3.28", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["step"] for row in found["rows"]] == [100]

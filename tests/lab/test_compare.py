@@ -13,6 +13,7 @@ from paceline.analysis.statistics import mean_at_most, paired, welch
 from paceline.cli import main
 from paceline.core.environment import CodeVersion
 from paceline.core.errors import RunError
+from paceline.core.files import write_json
 from paceline.lab.compare.compare import Comparison, compare
 from paceline.lab.compare.sequential_testing import LOOKS_FILE, Question
 
@@ -294,3 +295,35 @@ def test_a_mistake_is_one_line(argv: list[str], words: str, runs: Path, capsys: 
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+def test_an_ablations_folder_stands_for_its_runs_and_files_beside_runs_are_passed_over(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    names = [
+        folder.name for folder in (*write_group(runs, "full", LOW), *write_group(runs, "base", HIGH, softcap=30.0))
+    ]
+    write_json(runs / "ablation.json", ablation_values(full=names[:4], base=[*names[4:], "never-begun"]))
+    (runs / "full-0.log").write_text("a log")
+    assert main(["compare", str(runs)]) == 0
+    whole = capsys.readouterr().out
+    assert "A is better than B by 0.0210" in whole
+    assert main(["compare", *map(str, sorted(runs.glob("*-*")))]) == 0
+    assert "B is better than A" in capsys.readouterr().out
+
+
+def test_groups_are_named_with_their_data(runs: Path) -> None:
+    here, there = (
+        write_run(runs / name, seed=0, loss=3.2, settings={"data.dir": f"shards/{name}"}, data_fingerprint=name * 9)
+        for name in ("abc", "xyz")
+    )
+    assert [group.data for group in compare([here, there]).groups] == ["abc abcabcab", "xyz xyzxyzxy"]
+
+
+def ablation_values(**arms: list[str]) -> dict[str, Any]:
+    found = [{"name": name, "kind": name, "runs": folders} for name, folders in arms.items()]
+    return {
+        "format": 1, "preset": "demo", "against": "demo", "indicative": False, "steps": 100, "seeds": [0, 1, 2, 3],
+        "hardware": "A processor", "made": "2025-01-04", "arms": found, "effects": [], "waterfall": [],
+    }  # fmt: skip

@@ -185,6 +185,17 @@ def test_a_line_tells_rate_and_time_left() -> None:
     assert "3m20s left" in output(out)  # 400 steps of 2,048 tokens at 4,096 tokens/s
 
 
+def test_a_line_has_the_bits_per_byte_of_the_last_validation_once_there_is_one() -> None:
+    out = console(terminal=False)
+    sink = ConsoleSink(steps=20, console=out)
+    for step in (1, 2):
+        sink.write(step_record(step))
+        sink.write(eval_record(step))
+    before, _, after, _ = output(out).splitlines()
+    assert "bits/byte" not in before
+    assert after.endswith("  val 1.8000 bits/byte")
+
+
 def test_a_notebook_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Its kernel asks for colour, and rich would write HTML there."""
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -51,7 +51,8 @@ def run(backend: str, config: ModelConfig, documents: Tensor, qkv: list[Tensor],
         return plan(config.layers[0], q, k, v)
 
     compiled = torch.compile(attend, fullgraph=True, dynamic=False) if backend == "flex" else attend
-    y = compiled(*qkv, documents, window)
+    q, k, v = qkv
+    y = compiled(q, k, v, documents, window)
     return [y, *torch.autograd.grad(y.float().square().sum(), qkv)]
 
 

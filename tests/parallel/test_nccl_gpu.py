@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.data.feed import DeviceBatch
+from paceline.model.masks import window_tensor
 from paceline.parallel.gradients import replicate
 from paceline.parallel.machine import inspect_machine
 from paceline.parallel.muon_sharding import _Gather
@@ -31,7 +32,7 @@ TWO = Ranks(rank=0, world=2)
 @pytest.fixture(autouse=True)
 def _group_of_one() -> Iterator[None]:
     torch.cuda.set_device(0)
-    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     yield
     dist.destroy_process_group()
 
@@ -54,18 +55,19 @@ def test_a_gradient_through_nccl_is_the_gradient(compiled: bool, views: bool, tm
     config = replace(config, train=replace(config.train, device="cuda", compile=compiled))
     parts = assemble(*inspect_machine(config))
     tokens = torch.randint(0, 256, (4, 128), device="cuda", dtype=torch.int32)
-    batch, window = DeviceBatch(tokens, tokens.long()), torch.tensor(128, device="cuda", dtype=torch.int32)
-    plain = gradients(parts.forward, batch, window)
+    batch = DeviceBatch(tokens, tokens.long())
+    windows = window_tensor([128] * len(config.model.windows), torch.device("cuda"))
+    plain = gradients(parts.forward, batch, windows)
     replica = replicate(parts.forward, TWO, ParallelConfig(bucket_views=views))
     for _ in range(2):  # buckets are made anew after the first
-        found = gradients(replica, batch, window)
+        found = gradients(replica, batch, windows)
     for name, grad in plain.items():
         torch.testing.assert_close(found[name], grad, rtol=2**-6, atol=1e-6)  # atomic adds in bf16
 
 
-def gradients(model: torch.nn.Module, batch: DeviceBatch, window: Tensor) -> dict[str, Tensor]:
+def gradients(model: torch.nn.Module, batch: DeviceBatch, windows: Tensor) -> dict[str, Tensor]:
     model.zero_grad()
-    accumulate_gradient(model, batch, window, micro_sequences=2)
+    accumulate_gradient(model, batch, windows, torch.zeros(0, device="cuda"), micro_sequences=2)
     return {
         name.removeprefix("module."): parameter.grad.clone()
         for name, parameter in model.named_parameters()

@@ -36,13 +36,17 @@ def started() -> Iterator["playwright.Browser"]:
 
 
 def opened(browser: "playwright.Browser", url: str, *, width: int = 1200, scheme: str = "light") -> Opened:
-    """`url` may be asked for, and what lies under it; anything else is a complaint."""
+    """`url` may be asked for, what lies under it, and the chart library beside it; anything else is a complaint."""
+
+    def expected(asked: str) -> bool:
+        return asked.startswith(url) or (url.startswith("file:") and "/plotly-" in asked)
+
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     result = Opened(context.new_page())
     page = result.page
     page.on("console", lambda message: result.complaints.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: result.complaints.append(str(error)))
     page.on("dialog", lambda dialog: (result.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-    page.on("request", lambda asked: asked.url.startswith(url) or result.complaints.append(f"request: {asked.url}"))
+    page.on("request", lambda asked: expected(asked.url) or result.complaints.append(f"request: {asked.url}"))
     page.goto(url)
     return result

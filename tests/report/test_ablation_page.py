@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import RunError
+from paceline.core.files import write_json
 from paceline.report import page
 from paceline.report.charts import chart_data
 from paceline.report.subject import load_subject
@@ -47,6 +48,17 @@ def test_effects_have_their_intervals_and_what_is_indicative_says_so(folder: Pat
     assert "Welch" not in text  # the seeds are paired, and the ablation has said what they tell
 
 
+def test_a_finished_ablation_of_one_switch_misses_nothing(tmp_path: Path) -> None:
+    """Its predecessor is not an arm of its own: it is the preset without the switch."""
+    write_ablation(tmp_path, preset="demo", against="demo", waterfall=[], effects=EFFECTS[:1])
+    values = json.loads((tmp_path / "ablation.json").read_text())
+    write_json(tmp_path / "ablation.json", {**values, "arms": [a for a in values["arms"] if a["kind"] != "base"]})
+    page.write_report([tmp_path], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "no finished run" not in text
+    assert "<h1>demo with and without Softcap 15</h1>" in text
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -81,7 +93,10 @@ def test_one_seed_and_missing_arms_are_said_and_what_the_lab_keeps_for_itself_is
         left_out=[{"arm": "no-segments", "why": "acts on a GPU only"}],
         not_counted=[{"run": "full-3", "why": "is not finished"}],
         surprise=1,
-        arms=[{"name": "full", "kind": "full", "runs": ["full-1"], "rate": 0.8}],
+        arms=[
+            {"name": "full", "kind": "full", "runs": ["full-1"], "rate": 0.8},
+            {"name": "base", "kind": "base", "runs": []},
+        ],
     )
     page.write_report([folder], tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -73,6 +73,23 @@ def test_a_label_says_what_sets_a_group_apart(tmp_path: Path) -> None:
     assert labels == ["demo, cpu", "demo, softcap 30.0, cpu", "demo, cuda"]
 
 
+def test_groups_are_called_as_their_folders_without_what_all_names_share(tmp_path: Path) -> None:
+    def named(stem: str, **others: Any) -> list[dict[str, Any]]:
+        return [{"name": f"{stem}-seed{seed}", **run} for seed, run in enumerate(seeds(2, **others))]
+
+    runs = [*named("r18-en-lr1"), *named("r18-en-lr2", softcap=30.0), {"name": "r18-en-long", "steps": 130}]
+    assert [group.label for group in subject_of(tmp_path, *runs).groups] == ["lr1", "lr2", "long"]
+    alike = [*named("r18"), *named("r18-lr2", softcap=30.0)]  # the first name is the beginning of the others, too
+    assert [group.label for group in subject_of(tmp_path / "b", *alike).groups] == ["demo", "r18-lr2"]
+
+
+def test_another_track_is_not_called_other_data(tmp_path: Path) -> None:
+    subject = subject_of(tmp_path, *seeds(2), *seeds(2, track="en-140M"))
+    said = " ".join([*sentences(subject.groups), *remarks(subject)])
+    assert "other tracks (en-140M and none)" in said
+    assert "data" not in said
+
+
 def test_a_band_has_the_mean_and_the_extremes_of_its_runs(tmp_path: Path) -> None:
     [group] = subject_of(tmp_path, *seeds(3)).groups
     band = validation_band(group)

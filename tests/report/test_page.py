@@ -89,8 +89,45 @@ def test_what_a_run_was_judged_by_is_shown(tmp_path: Path) -> None:
     assert "Judged after training" not in text_of([write_run(tmp_path / "b", steps=40)], tmp_path / "b.html")
 
 
+def test_pages_of_many_runs_share_one_chart_library_and_are_small(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        run = write_run(tmp_path / "runs" / name, steps=2000)
+        text = text_of([run], run / "report.html")
+        [library] = Reader(text).points
+        assert (run / library).resolve().parent == tmp_path / "runs"
+        assert (run / library).read_text() == page._plotly_js()
+        assert len(text) < 1_000_000
+        assert "script-src &#x27;self&#x27; file:" in text
+    assert len(list(tmp_path.rglob("plotly-*.js"))) == 1
+
+
+def test_what_is_called_the_same_is_the_same(tmp_path: Path) -> None:
+    one, other = write_run(tmp_path / "a", steps=40), write_run(tmp_path / "b", steps=40, data_fingerprint="another")
+    same = text_of([one, other], tmp_path / "page.html").split("What is the same")[1]
+    assert "data.dir" not in same
+    config = json.loads((other / "config.json").read_text())
+    for folder, preset, every in ((one, "demo", 10), (other, "copy", 20)):
+        config |= {"preset": preset, "data": config["data"] | {"dir": preset}}
+        config["evaluate"]["every"] = every
+        (folder / "config.json").write_text(json.dumps(config))
+    card = json.loads((one / "card.json").read_text())
+    (other / "card.json").write_text(json.dumps(card))
+    differs, same = text_of([one, other], tmp_path / "page.html").split("<h2>What differs")[1].split("What is the same")
+    assert "Different, too, and no other experiment: preset, data.dir, evaluate.every." in differs
+    assert "Nothing but the seed" not in differs
+    assert not re.search(r"data\.dir|evaluate\.every|preset demo", same)
+
+
+def test_groups_have_bits_per_byte(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"{seed}", name=f"r-{seed}", steps=40, seed=seed, softcap=15.0) for seed in (0, 1)]
+    runs.append(write_run(tmp_path / "x", name="x", steps=40, softcap=30.0, val_bpb=None))
+    text = text_of(runs, tmp_path / "page.html")
+    [bits, unknown, *_] = re.findall(r'data-label="Bits per byte">([^<]*)<', text.split("<h2>Results")[1])
+    assert (float(bits), unknown) == (pytest.approx(load_subject(runs).runs[0].card.val_bpb, abs=1e-4), "–")
+
+
 def test_nothing_is_loaded_from_anywhere(tmp_path: Path) -> None:
-    text = text_of([write_run(tmp_path / "run", steps=40)], tmp_path / "page.html")
+    text = text_of([write_run(tmp_path / "run", steps=40)], tmp_path / "page.html", self_contained=True)
     assert Reader(text).points == []
     assert "default-src 'none'" in html.unescape(text)
     assert not re.search(r"https?://|@import|url\(", text)
@@ -106,7 +143,7 @@ def test_whatever_a_run_contains_is_text(tmp_path: Path) -> None:
     read = Reader(text_of([run, run], tmp_path / "page.html"))
     plain = Reader(text_of([write_run(tmp_path / "other", steps=40)] * 2, tmp_path / "other.html"))
     assert read.tags.count("script") == plain.tags.count("script") == 3
-    assert read.points == []
+    assert read.points == plain.points
     assert EVIL in read.text["pre"]
     assert EVIL in read.text["h1"]
 

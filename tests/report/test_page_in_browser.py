@@ -1,5 +1,5 @@
 """The page in Chromium: charts are drawn, answer to mouse and keyboard, fit a phone, follow the colour scheme, and ask
-the network for nothing. Pages are opened once per kind, since each holds 4.8 MB of plotly.js."""
+the network for nothing but the chart library beside it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,6 +114,32 @@ def test_paper_is_light_and_shows_what_is_folded(one: Opened) -> None:
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark
     assert page.locator("details[open]").count() == 0
     page.emulate_media(color_scheme="light")
+
+
+def test_axis_titles_labels_and_legends_fit_a_phone(
+    browser: "playwright.Browser", tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("narrow")
+    write_report([write_ablation(folder)], folder / "page.html")
+    page = opened_file(browser, folder / "page.html", width=390).page
+    cut = """[...document.querySelectorAll('.js-plotly-plot')].flatMap((chart) => {
+      const box = chart.getBoundingClientRect();
+      return [...chart.querySelectorAll('text')].filter((text) => {
+        const own = text.getBoundingClientRect();
+        return own.width && (own.left < box.left - 1 || own.right > box.right + 1 || text.textContent.includes('…'));
+      }).map((text) => text.textContent);
+    })"""
+    assert page.evaluate(cut) == []
+
+
+def test_a_page_that_lost_its_library_says_so_and_keeps_its_tables(
+    browser: "playwright.Browser", tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("moved")
+    write_report([write_run(folder / "run")], folder / "page.html")
+    next(folder.glob("plotly-*.js")).unlink()
+    page = opened(browser, (folder / "page.html").as_uri()).page
+    assert "paceline report --self-contained" in page.inner_text("#no-charts")
 
 
 def test_a_phone_needs_no_sideways_scrolling(phone: Opened) -> None:

@@ -30,7 +30,7 @@ def test_segments_expand_only_if_asked_to_and_no_loss_changes(tmp_path: Path) ->
     for asked in (False, True):
         given = replace(config.train, device="cuda", deterministic=True, expandable_segments=asked)
         done = run(replace(config, train=given), tmp_path / str(asked))
-        weight = next(done.parts.model.parameters()).untyped_storage().data_ptr()
+        weight = next(done.run.model.parameters()).untyped_storage().data_ptr()
         kinds[asked] = [
             segment["is_expandable"]
             for segment in torch.cuda.memory_snapshot()

@@ -1,5 +1,5 @@
-"""What a GPU might do otherwise, on one. The CPU twins are in test_deterministic.py, test_recompute.py,
-test_instruments.py, test_guard.py, test_run.py and checkpoint/test_saver.py."""
+"""What a GPU might do otherwise, on one. The CPU twins are in test_deterministic.py, test_cuda_graph.py,
+test_recompute.py, test_diagnostics.py, test_bad_steps.py, test_run.py and checkpoint/test_saver.py."""
 
 import math
 from dataclasses import replace
@@ -18,7 +18,7 @@ from paceline.metrics.metrics_file import read_metrics
 from paceline.parallel.machine import inspect_machine
 from paceline.settings.data import BatchConfig
 from paceline.settings.run import RunConfig
-from paceline.train import loop
+from paceline.train import gradient_step
 from paceline.train.gradient_step import accumulate_gradient
 from paceline.train.run import resume_run
 from train.tiny import losses, narrow_record, run, weights
@@ -70,10 +70,11 @@ def test_what_is_saved_is_the_state_of_the_moment(tmp_path: Path) -> None:
     with Saver(RunFolder(tmp_path), keep=2) as saver:
         for step in (1, 2):
             state.fill_(step)
-            saver.save(store.Checkpoint(step, {"w": state}, {"s": state[:5]}, {}))
+            saver.save(store.Checkpoint(step, {"model": {"w": state}, "optimizer": {"s": state[:5]}}, state={}))
             state.fill_(-1)
     for step in (1, 2):
-        assert set(store.load(RunFolder(tmp_path).checkpoint(step)).model["w"].unique().tolist()) == {step}
+        saved = store.load(RunFolder(tmp_path).checkpoint(step))
+        assert set(saved.model["w"].unique().tolist()) == set(saved.optimizer["s"].tolist()) == {step}
 
 
 def test_a_bad_step_is_skipped_where_it_is_found(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_a_bad_step_is_skipped_where_it_is_found(tmp_path: Path) -> None:
         return accumulate_gradient(*given, **options) * (math.nan if next(calls) == 2 else 1.0)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(loop, "accumulate_gradient", gradient)
+        patched.setattr(gradient_step, "accumulate_gradient", gradient)
         done = run(config, tmp_path / "run")
     assert done.card.skipped_steps == 1
     assert [loss is None for loss in losses(tmp_path / "run")] == [False, False, True, False]
@@ -123,12 +124,11 @@ def test_a_step_never_waits_for_the_device(compiled: bool, tmp_path: Path) -> No
     """At the width of real heads, so that our kernels take part; a first step may wait, for compilation and tuning."""
     config = on_gpu(tmp_path, compiled=compiled)
     wide = replace(config, model=replace(config.model, width=768, head_dim=128))
-    ready = Steps(*inspect_machine(wide), tmp_path / "run")
+    ready = Steps(*inspect_machine(wide))
     ready.warm_up()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for step in range(3):
-            ready.trainer.window.fill_(128 * (step + 1))
-            ready.trainer.take_step(step, next(ready.batches))
+        for step in range(wide.steps):  # through all windows
+            ready._take(step)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -8,6 +8,7 @@ import pytest
 
 from metrics.test_trackers import Library, events
 from paceline.checkpoint.run_folder import RunFolder
+from paceline.metrics.metrics_file import read_metrics
 from paceline.settings.run import MetricsConfig
 from paceline.train.run import resume_run
 from train.tiny import losses, run, tiny_config
@@ -24,6 +25,12 @@ def test_a_run_is_the_same_with_trackers_that_work_and_with_one_that_fails(
     assert losses(tmp_path / "watched") == losses(tmp_path / "plain")
     assert [step for step, _ in events(tmp_path / "watched")["train/loss"]] == [1, 2, 3, 4]
     assert capsys.readouterr().err.count("wandb failed") == 1
+    norms = [norm for _, norm in events(tmp_path / "watched")["train/gradient_norm"]]
+    measured = replace(plain, metrics=MetricsConfig(diagnostics=True))
+    run(measured, tmp_path / "measured")
+    expected = [record.extra["gradient_norm"] for record in read_metrics(tmp_path / "measured")[0]]
+    assert norms == pytest.approx(expected, rel=1e-6)
+    assert all("gradient_norm" not in record.extra for record in read_metrics(tmp_path / "plain")[0])
 
 
 def test_a_resumed_run_goes_on_in_its_event_files(tmp_path: Path) -> None:

@@ -99,6 +99,13 @@ class Ablation:
     """From the older config's loss to the newer one's; empty while one of the two has no run."""
     exchange: Exchange | None = None
 
+    @property
+    def title(self) -> str:
+        """What is held against what."""
+        techniques = ", ".join(dict.fromkeys(effect.title for effect in self.effects))
+        alone = self.preset == self.against and techniques
+        return f"{self.preset} with and without {techniques}" if alone else f"{self.preset} against {self.against}"
+
 
 def read_ablations(folders: Iterable[Path]) -> tuple[dict[Path, Ablation], list[str]]:
     """By folder; and a sentence for each that cannot be read."""

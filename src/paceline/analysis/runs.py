@@ -49,6 +49,11 @@ class StoredRun:
         return self.hardware, code(self.card)
 
 
+def data(run: StoredRun) -> str:
+    """The data's folder, by name, and the beginning of their fingerprint."""
+    return f"{Path(str(run.config.get('data.dir', '?'))).name} {run.card.data_fingerprint[:8]}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Validation:
     loss: float

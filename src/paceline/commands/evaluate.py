@@ -16,7 +16,7 @@ from paceline.core.errors import PacelineError, naming_files
 from paceline.core.schema import to_dict
 from paceline.core.units import human_seconds
 from paceline.evaluate.config import SuiteConfig
-from paceline.metrics.card import POSITION_COLUMNS, Evaluation, add_evaluation, read_card
+from paceline.metrics.card import POSITION_COLUMNS, Evaluation, add_evaluation, read_card, window_side
 from paceline.metrics.console import console_on, plain_table
 from paceline.metrics.metrics_file import finite
 
@@ -84,7 +84,7 @@ def _places(evaluation: Evaluation) -> Table:
     table = plain_table("places", "window", ">tokens", ">loss")
     for row in evaluation.positions:
         at = dict(zip(POSITION_COLUMNS, row, strict=True))
-        side = "none" if evaluation.of["window_tokens"] is None else ("inside" if at["inside_window"] else "beyond")
+        side = window_side(int(at["first"] or 0), evaluation.of["window_tokens"], evaluation.of.get("sequence_tokens"))
         table.add_row(f"{at['first']:,} to {at['last']:,}", side, f"{at['tokens']:,}", f"{at['loss']:.4f}")
     return table
 

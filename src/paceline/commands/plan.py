@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Literal
 
 from paceline.commands.output import answer
 from paceline.commands.train import PresetArgs, base_config, parse_on_preset
@@ -10,7 +9,7 @@ from paceline.core.command_line import Bare
 from paceline.lab.plan.gpus import GPUS, Cluster
 from paceline.lab.plan.predict import plan as plan_of
 from paceline.lab.plan.visits import DOCUMENT_TOKENS
-from paceline.lab.plan.work import Setting
+from paceline.lab.plan.work import Profile, Setting, profile_on
 from paceline.settings.run import RunConfig
 
 HELP = f"""Predict a run before it is paid for: step time, time to finish, memory, communication, cost.
@@ -25,9 +24,9 @@ errors."""
 @dataclass(frozen=True, kw_only=True)
 class PlanArgs(PresetArgs):
     cluster: Bare[Cluster] = field(default_factory=lambda: Cluster(gpu="h100", gpus=8))
-    profile: Literal["reference", "fast"] = "fast"
-    """Whose efficiency: `reference`, the records' scripts and PyTorch's compiled paths, also by
-    --train.no-custom-kernels; `fast`, kernels of our own."""
+    profile: Profile | None = None
+    """Whose efficiency and memory: `reference`, the records' scripts and PyTorch's compiled paths, also by
+    --train.no-custom-kernels; `fast`, kernels of our own, which are for Hopper. None: what the GPU can use."""
     price: float | None = None
     """USD for a GPU and hour; None: a typical offer."""
     document_tokens: float = DOCUMENT_TOKENS
@@ -41,7 +40,8 @@ def plan(argv: Sequence[str]) -> int:
     asked = parse_on_preset(PlanArgs, argv, base_config(argv), verb="plan", description=HELP)
     from paceline.lab.plan.plan_tables import show
 
-    profile = asked.profile if asked.config.train.custom_kernels else "reference"
+    usual = profile_on(asked.cluster.kind) if asked.config.train.custom_kernels else "reference"
+    profile = usual if asked.profile is None or not asked.config.train.custom_kernels else asked.profile
     at = Setting(config=asked.config, cluster=asked.cluster, profile=profile, document_tokens=asked.document_tokens)
     found = plan_of(at, price=asked.price)
     return answer(asdict(found), lambda: show(found), as_json=asked.json)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from paceline.analysis.ablation import ABLATION_FILE, read_ablation
 from paceline.checkpoint.run_folder import RUNS, RunFolder, open_run
 from paceline.commands.output import answer, say
 from paceline.core.command_line import Positional, parse
@@ -28,7 +29,7 @@ BOARD_HELP = """Rank the runs of a track by train time to the target, with their
 example: paceline board runs --track en-140M
 
 Runs whose data or rules differ from the track's are refused by name."""
-REPORT_HELP = """Write one self-contained page about runs and ablations, seeds of one configuration together.
+REPORT_HELP = """Write one page about runs and ablations, seeds of one configuration together.
 
 example: paceline report runs/demo runs/demo-2 --out compare.html"""
 WATCH_HELP = """Show the runs of a folder in the browser while they are trained. Only this machine can reach the page.
@@ -37,13 +38,14 @@ example: paceline watch runs --port 8008
 
 From elsewhere, through a tunnel: ssh -L 8008:localhost:8008 HOST, then http://localhost:8008/."""
 
+BESIDE_RUNS = (".log", ".html", ".js")
 LOSS = Limit("is not a loss; give a number such as 3.28", math.isfinite)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareArgs(Limited, prefix="--"):
     runs: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN [RUN ...]")]]
-    """Folders of runs, or their names under runs/."""
+    """Folders of runs or of ablations, or their names under runs/; files beside them are passed over."""
     target: Annotated[float | None, LOSS] = None
     """Test that the mean loss is at most this, by the records' rule (p < 0.01)."""
     planned: Annotated[int | None, at_least(2).saying("one run shows no spread")] = None
@@ -74,6 +76,8 @@ class ReportArgs:
     """Folders of runs or ablations, their names under runs/, or `latest`."""
     out: Path | None = None
     """File to write; by default report.html in the folder given, or here when there are several."""
+    self_contained: bool = False
+    """Put the chart library (4.8 MB) into the page, for one file to send; otherwise it lies beside the runs once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +102,7 @@ def compare(argv: Sequence[str]) -> int:
     from paceline.lab.compare.comparison_text import show_comparison
 
     found = compare_runs(
-        [_folder_with_card(run) for run in arguments.runs],
+        [folder for run in _folders_given(arguments.runs) for folder in _run_folders(run)],
         target=arguments.target,
         planned=arguments.planned,
         remade=arguments.with_remade,
@@ -118,18 +122,29 @@ def board(argv: Sequence[str]) -> int:
     return answer(asdict(found), lambda: show_board(found), as_json=arguments.json)
 
 
-def _folder_with_card(run: str) -> Path:
-    """A folder with a card is enough, even if the rest of the run was not kept."""
-    return Path(run) if (Path(run) / CARD_FILE).exists() else open_run(run).path
+def _folders_given(names: Sequence[str]) -> Sequence[str]:
+    """Without logs, pages and chart libraries, which lie beside runs and which `runs/*` names, too."""
+    return [name for name in names if not (Path(name).suffix in BESIDE_RUNS and Path(name).is_file())] or names
+
+
+def _run_folders(name: str) -> list[Path]:
+    """A folder with a card is enough, even if the rest of the run was not kept; of an ablation, all its runs."""
+    for path in (Path(name), RUNS / name):
+        if (path / CARD_FILE).exists():
+            return [path]
+        if (path / ABLATION_FILE).is_file():
+            planned = [path / run for arm in read_ablation(path).arms for run in arm.runs]
+            return [run for run in planned if (run / CARD_FILE).exists()]
+    return [open_run(name).path]
 
 
 def report(argv: Sequence[str]) -> int:
     arguments = parse(ReportArgs, argv, verb="report", description=REPORT_HELP)
     from paceline.report.page import write_report
 
-    folders = [_folder(name) for name in arguments.runs]
+    folders = [_folder(name) for name in _folders_given(arguments.runs)]
     out = arguments.out or (RunFolder(folders[0]).report if len(folders) == 1 else Path("report.html"))
-    subject = write_report(folders, out)
+    subject = write_report(folders, out, self_contained=arguments.self_contained)
     for sentence in subject.left_out:
         say(f"left out: {sentence}")
     print(out)

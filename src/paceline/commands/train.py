@@ -7,7 +7,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
+
+import tyro
 
 from paceline.analysis.facts import beside_bits_per_byte
 from paceline.checkpoint.run_folder import RunFolder, new_run, only_writer, open_run
@@ -44,6 +46,10 @@ class PresetArgs:
     """Which preset; `paceline presets` lists them."""
     scale: str = "1"
     """Shrink width, head width, vocabulary, batch and steps together: a number in (0, 1], or 1/16."""
+    config_file: Annotated[str | None, tyro.conf.arg(name="config")] = None
+    """Settings from a file, in place of a preset: a run's config.json, or a TOML with what differs from a preset."""
+    like: str | None = None
+    """Settings of this run (a folder, a name under runs/, or `latest`), in place of a preset."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +112,7 @@ def parse_arguments(argv: Sequence[str], base: RunConfig, *, verb: str = "train"
         raise ConfigError(
             f"--restart begins at step 0, --rewind {arguments.rewind} goes back less far; give one of them"
         )
-    for flag in ("--scale", "--out"):
+    for flag in ("--scale", "--out", "--config", "--like"):
         if (value := _value_of(flag, argv)) is not None:
             raise ConfigError(f"{flag} {value}: --resume goes on in the run's own folder and size; leave it out")
     return arguments
@@ -119,6 +125,8 @@ def parse_on_preset(cls: type[T], argv: Sequence[str], base: RunConfig, *, verb:
     if (given := arguments.preset) != base.preset:
         if (run := getattr(arguments, "resume", None)) is not None:
             raise ConfigError(f"{given}: --resume {run} is a run of {base.preset}; leave it out")
+        if (where := arguments.like or arguments.config_file) is not None:
+            raise ConfigError(f"{given}: {where} has settings of {base.preset}; leave it out")
         raise ConfigError(f"the preset {given} goes first: paceline {verb} {given} --flags")
     if os.environ.get("RANK", "0") == "0":
         for line in without_effect(base, arguments):
@@ -246,6 +254,19 @@ def _sample(folder: RunFolder, done: "Finished", tokenizer: "Tokenizer") -> str:
     return sample_text(model, tokenizer, "", SamplingConfig(), windows=windows, new_tokens=SAMPLE_TOKENS)
 
 
+def _beginning(argv: Sequence[str]) -> RunConfig:
+    """The preset that is named, or what a file or another run has."""
+    named = argv[0] if argv and not argv[0].startswith("-") else "demo"
+    path, run = _value_of("--config", argv), _value_of("--like", argv)
+    if path is not None and run is not None:
+        raise ConfigError(f"--config {path} and --like {run} exclude each other; give one of them")
+    if path is None and run is None:
+        return preset(named)
+    from paceline.recipes.config_file import config_in
+
+    return config_in(Path(path) if path is not None else open_run(str(run)).config, named)
+
+
 def base_config(argv: Sequence[str]) -> RunConfig:
     """What the flags change: the preset scaled to --scale and --steps, or the run that is resumed; not for help, whose
     text reaches the terminal as it is, with its colours."""
@@ -256,7 +277,7 @@ def base_config(argv: Sequence[str]) -> RunConfig:
         if trouble is not None and os.environ.get("RANK", "0") == "0":
             print(trouble)
         return config
-    config = preset(argv[0] if argv and not argv[0].startswith("-") else "demo")
+    config = _beginning(argv)
     if (scale := _value_of("--scale", argv)) is not None:
         config = scaled(config, parse_scale(scale))
     with contextlib.suppress(ValueError):  # not a number: the parser will say so

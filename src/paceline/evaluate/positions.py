@@ -2,11 +2,14 @@
 
 A token's place is the number of text tokens of its document before it. Up to the window a layer sees all of
 them (where windows are counted in blocks, all but up to 127); beyond, it sees the last ones only, and what is older
-reaches a token through other layers, if at all.
+reaches a token through other layers, if at all. A token of a text past its first sequence is given part of the text
+before it only, so it is neither inside nor beyond.
 """
 
 import torch
 from torch import Tensor
+
+from paceline.metrics.card import window_side
 
 FIRST_EDGE = 16
 """Buckets end at 16, 32, 64 … tokens, then at the window, then at twice the window and so on."""
@@ -18,12 +21,13 @@ OF_ANOTHER_SEQUENCE = -1
 """Place of a token whose document began before its sequence, so that the model was not given its start."""
 
 
-def bucket_edges(longest: int, window: int | None) -> list[int]:
-    """Where buckets end, for places below `longest`; the last edge is `longest` or the first beyond it."""
-    edges = [FIRST_EDGE if window is None else min(FIRST_EDGE, window)]
+def bucket_edges(longest: int, *ends: int | None) -> list[int]:
+    """Where buckets end, for places below `longest`, those of `ends` that are known among them; the last edge is
+    `longest` or the first beyond it."""
+    known = sorted(end for end in ends if end is not None)
+    edges = [min([FIRST_EDGE, *known])]
     while edges[-1] < longest:
-        doubled = 2 * edges[-1]
-        edges.append(window if window is not None and edges[-1] < window < doubled else doubled)
+        edges.append(next((end for end in known if edges[-1] < end < 2 * edges[-1]), 2 * edges[-1]))
     return edges
 
 
@@ -37,8 +41,9 @@ def places_in_sequence(tokens_BT: Tensor, end_of_text: int) -> Tensor:
 class LossByPlace:
     """Sums over buckets, kept on the device in fp64; `rows` waits for them."""
 
-    def __init__(self, longest: int, window: int | None, device: torch.device) -> None:
-        self.edges, self.window = bucket_edges(longest, window), window
+    def __init__(self, longest: int, window: int | None, device: torch.device, *, sequence: int | None = None) -> None:
+        """`sequence`: tokens that the model is given at most, if that is less than `longest`."""
+        self.edges, self.window, self.sequence = bucket_edges(longest, window, sequence), window, sequence
         self._edges = torch.tensor(self.edges, device=device)
         self._nats = torch.zeros(len(self.edges) + 1, dtype=torch.float64, device=device)
         self._tokens = torch.zeros_like(self._nats)
@@ -56,7 +61,13 @@ class LossByPlace:
         firsts = [0, *self.edges]
         sums = zip(self._nats.tolist(), self._tokens.tolist(), strict=True)
         return tuple(
-            (first, edge - 1, self.window is None or first < self.window, int(tokens), nats / tokens)
+            (
+                first,
+                edge - 1,
+                window_side(first, self.window, self.sequence) in ("inside", "none"),
+                int(tokens),
+                nats / tokens,
+            )
             for first, edge, (nats, tokens) in zip(firsts, self.edges, sums, strict=False)
             if tokens
         )

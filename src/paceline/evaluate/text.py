@@ -52,7 +52,7 @@ class TextResult(Validation):
 def read_text(path: Path) -> TextFile:
     """Checked from end to end, so that a mistake costs no waiting."""
     try:
-        file = open(path, "rb")  # noqa: SIM115 (open until all models have judged it)
+        file: IO[bytes] = open(path, "rb")  # noqa: SIM115 (open until all models have judged it)
         if not file.seekable():
             file, pipe = tempfile.TemporaryFile(), file  # noqa: SIM115
             shutil.copyfileobj(pipe, file)
@@ -107,7 +107,7 @@ def judge_text(
 ) -> TextResult:
     """In constant memory: of a pass only sums are kept."""
     nats, tokens, done_bytes, token_bytes = 0.0, 0, 0, tokenizer.token_byte_lengths()
-    by_place = LossByPlace(file.bytes, max(windows, default=None), torch.device("cpu"))
+    by_place = LossByPlace(file.bytes, max(windows, default=None), torch.device("cpu"), sequence=most_tokens)
     rows = rolling_rows(_stream(tokenizer, file.blocks()), most_tokens, overlap=most_tokens // 2)
     for batch in iter(lambda: list(itertools.islice(rows, rows_of_a_pass(most_tokens))), []):
         losses = torch.from_numpy(np.concatenate([score.losses for score in score_pass(model, batch, windows)]))

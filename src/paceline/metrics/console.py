@@ -48,7 +48,8 @@ def plain_table(*headings: str, **options: Any) -> Table:
 
 
 class ConsoleSink:
-    """Step, loss, tokens/s and time left; every validation on a line of its own."""
+    """Step, loss, tokens/s, time left and the bits per byte of the last validation; every validation on a line of its
+    own."""
 
     name = "console"
     required = False
@@ -57,6 +58,7 @@ class ConsoleSink:
         self._steps = steps
         self._console = console or console_on(sys.stdout)
         self._last_line = start_step * PLAIN_LINES // steps if start_step else -1
+        self._bpb: float | None = None
         self._progress: Progress | None = None
         self._task = TaskID(0)
         if self._console.is_terminal:
@@ -67,12 +69,14 @@ class ConsoleSink:
 
     def write(self, metrics: Metrics) -> None:
         if isinstance(metrics, EvalMetrics):
+            self._bpb = metrics.val_bpb
             self._print(eval_line(metrics, self._steps))
         elif self._progress is not None:
-            self._progress.update(self._task, completed=metrics.step, description=step_line(metrics, self._steps))
+            line = step_line(metrics, self._steps, self._bpb)
+            self._progress.update(self._task, completed=metrics.step, description=line)
         elif (due := metrics.step * PLAIN_LINES // self._steps) > self._last_line:
             self._last_line = due
-            self._print(step_line(metrics, self._steps))
+            self._print(step_line(metrics, self._steps, self._bpb))
         if (lost := loss_of(self._console.file)) is not None:
             self.close()
             raise lost
@@ -85,11 +89,13 @@ class ConsoleSink:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def step_line(record: StepMetrics, steps: int) -> str:
+def step_line(record: StepMetrics, steps: int, val_bpb: float | None = None) -> str:
     parts = [_step(record.step, steps), f"loss {_number(record.train_loss)}"]
     if record.tokens_per_s:
         left_s = seconds_left(steps - record.step, record.tokens / record.step, record.tokens_per_s)
         parts += [f"{record.tokens_per_s:,.0f} tok/s", f"{human_seconds(left_s)} left"]
+    if val_bpb is not None:
+        parts.append(f"val {_number(val_bpb)} bits/byte")
     return "  ".join(parts)
 
 

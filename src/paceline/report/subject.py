@@ -1,5 +1,7 @@
 """What a page is about: runs with their curves, in labelled groups, ablations, and what was left out. No torch."""
 
+import itertools
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,6 +16,7 @@ from paceline.analysis.runs import StoredRun, read_run
 from paceline.core.errors import RunError
 from paceline.report.curves import Column, Curves, MetricsFile, smoothed
 
+WORDS = re.compile(r"([-_/]+)")  # of a name, with what stands between them
 SHOWN_CHANGES = 3  # settings that a group's label may name; the table of differences has all of them
 
 
@@ -70,7 +73,7 @@ class Subject:
         if self.folder is not None:
             return f"Runs in {self.folder}"
         if len(self.ablations) == 1:
-            return f"{self.ablations[0].preset} against {self.ablations[0].against}"
+            return self.ablations[0].title
         return " and ".join(run.label for run in self.runs) if len(self.runs) < 3 else f"{len(self.runs)} runs"
 
 
@@ -119,8 +122,9 @@ def load_run(folder: Path, read_curves: Callable[[], Curves], *, arm: str | None
 def labelled_groups(runs: Sequence[Run]) -> list[Group[Run]]:
     groups = groups_of(runs)
     names, taken, found = differing(groups), Counter[str](), []
-    for group in groups:
-        label = _label(group, names)
+    stems = [_stem(group) for group in groups]
+    own = [stem or _label(group, names) for stem, group in zip(_unmistakable(stems, groups), groups, strict=True)]
+    for group, label in zip(groups, _without_shared(own), strict=True):
         taken[label] += 1
         found.append(replace(group, label=f"{label} ({taken[label]})" if taken[label] > 1 else label))
     return found
@@ -133,6 +137,37 @@ def differing(groups: Sequence[Group[Run]]) -> list[str]:
     return [name for name in names if any(one.get(name) != every[0].get(name) for one in every)]
 
 
+def _stem(group: Group[Run]) -> str:
+    """What the names of its runs begin with, without what counts their seeds."""
+    if len(group.members) < 2 or any(run.arm is not None for run in group.members):
+        return ""
+    shared = _shared([run.label for run in group.members])
+    while shared and (shared[-1] in ("seed", "s", "run") or not shared[-1].isalnum()):
+        shared = shared[:-1]
+    return "".join(shared)
+
+
+def _unmistakable(stems: Sequence[str], groups: Sequence[Group[Run]]) -> list[str]:
+    """Those with which no name of another group's run begins; the others empty."""
+    begins = [sum(any(run.label.startswith(stem) for run in group.members) for group in groups) for stem in stems]
+    return [stem if count == 1 else "" for stem, count in zip(stems, begins, strict=True)]
+
+
+def _without_shared(labels: Sequence[str]) -> list[str]:
+    """Without the words that all of them begin with."""
+    shared = _shared(labels) if len(labels) > 1 else []
+    while shared and shared[-1].isalnum():  # cut behind a separator only
+        shared = shared[:-1]
+    short = [label.removeprefix("".join(shared)) for label in labels]
+    return short if all(short) else list(labels)
+
+
+def _shared(names: Sequence[str]) -> list[str]:
+    """Words with which all of them begin."""
+    words = zip(*(WORDS.split(name) for name in names), strict=False)
+    return [alike[0] for alike in itertools.takewhile(lambda alike: len(set(alike)) == 1, words)]
+
+
 def _label(group: Group[Run], names: Sequence[str]) -> str:
     """Its arms, the name of a run that stands alone, or the preset with what sets the group apart from the others."""
     if arms := dict.fromkeys(run.arm for run in group.members if run.arm is not None):
@@ -143,12 +178,12 @@ def _label(group: Group[Run], names: Sequence[str]) -> str:
     own = [f"{name.split('.')[-1]} {setting(changed[name])}" for name in names if name in changed]
     more = [f"{len(own) - SHOWN_CHANGES} more"] if len(own) > SHOWN_CHANGES else []
     facts = {
-        "track": card.track or "no track",
+        "track": card.track or "",
         "steps": f"{card.steps:,} steps",
         "data fingerprint": f"data {short_data(card)}",
         "device": str(card.device),
     }
-    apart = [text for name, text in facts.items() if name in names]
+    apart = [text for name, text in facts.items() if name in names and text]
     return ", ".join([card.preset, *own[:SHOWN_CHANGES], *more, *apart])
 
 

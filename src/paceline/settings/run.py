@@ -119,11 +119,17 @@ class MetricsConfig(Limited, prefix="--metrics."):
     """Also record gradient norm, update-to-weight ratio per class, largest logit and query-key product, and reserved
     memory. Nothing is computed for them when off."""
     tensorboard: bool = False
-    """Also write TensorBoard's event files, into the run's folder (needs `paceline[tb]`)."""
+    """Also write TensorBoard's event files, into the run's folder (needs `paceline[tb]`). With it or another tracker
+    the gradient norm of every step is recorded, too."""
     wandb: Annotated[str | None, PROJECT] = None
     """Also log to this project of Weights & Biases (needs `paceline[wandb]`)."""
     trackio: Annotated[str | None, PROJECT] = None
     """Also log to this project of trackio (needs `paceline[trackio]`)."""
+
+    @property
+    def tracked(self) -> bool:
+        """Whether anything but the run's own files takes metrics."""
+        return self.tensorboard or self.wandb is not None or self.trackio is not None
 
 
 @dataclass(frozen=True, kw_only=True)

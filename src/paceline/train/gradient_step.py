@@ -63,6 +63,8 @@ class GradientStep:
         else:
             losses, skip = self.gradient(settings, batch)
             values = self.named(losses)
+            if self.run.config.metrics.tracked:
+                values["gradient_norm"] = self.run.optimizer.gradient_norm()
             self.run.optimizer.step(settings.groups, skip=skip)
         self.steps_taken += 1
         self._forget_gradients(self.run.share(settings.sequences))

@@ -15,7 +15,7 @@ from string import ascii_uppercase
 from paceline.analysis import statistics
 from paceline.analysis.facts import code
 from paceline.analysis.groups import Group, groups_of, mixture, why_incomparable
-from paceline.analysis.runs import LeftOut, read_runs
+from paceline.analysis.runs import LeftOut, data, read_runs
 from paceline.core.errors import RunError
 from paceline.lab.compare.sequential_testing import Looks, Question
 from paceline.metrics.card import CARD_FILE
@@ -54,6 +54,7 @@ class PairAnswer:
 class GroupAnswer:
     label: str
     recipe: str
+    data: str  # folder of the first run's data and the beginning of their fingerprint
     hardware: list[str]
     code: list[str]
     runs: list[str]
@@ -113,6 +114,7 @@ def _answer(group: Group, target: float | None, looks: Looks, neighbours: Sequen
     return GroupAnswer(
         label=group.label,
         recipe=group.recipe,
+        data=data(group.first),
         hardware=sorted({run.hardware for run in group.runs}),
         code=sorted({code(run.card) for run in group.runs}),
         runs=[run.label for run in group.runs],

@@ -29,26 +29,27 @@ def show_comparison(comparison: Comparison) -> None:
 
 
 def show_board(board: Board) -> None:
-    table = plain_table(
-        ">#", ">train time", "standing", ">step", ">loss", ">stdev", ">seeds", ">p", "recipe", "hardware", "code"
-    )
+    table = plain_table(">#", ">train time", "standing", ">step", ">loss", ">stdev", ">seeds", ">p")
+    lines = []
     for place, row in enumerate(board.rows, start=1):
-        first, stdev, p = str(place) if row.standing != "missed" else "", number(row.stdev, ".4f"), number(row.p, ".2g")
+        stdev, p = number(row.stdev, ".4f"), number(row.p, ".2g")
         losses = f"{row.step:,}", f"{row.loss:.4f}", stdev, str(len(row.seeds)), p
-        table.add_row(first, human_seconds(row.train_s), row.standing, *losses, row.recipe, row.hardware, row.code)
+        table.add_row(str(place), human_seconds(row.train_s), row.standing, *losses)
+        lines.append(f"{place:>{len(str(len(board.rows)))}}  {row.recipe}; {row.hardware}; {row.code}")
     _show(
         [f"track {board.track}, target {board.target:g}, data {board.rules.data_fingerprint[:10]}"],
         table,
+        lines,
         [f"note: {remark}" for remark in board.remarks],
         _left_out("refused", board.refused),
     )
 
 
 def _groups(comparison: Comparison) -> Table:
-    table = plain_table("", ">n", ">mean loss", ">stdev", ">noise floor", "recipe")
+    table = plain_table("", ">n", ">mean loss", ">stdev", ">noise floor", "data", "recipe")
     for group in comparison.groups:
         spread = number(group.stdev, ".4f"), number(group.noise_floor, ".4f")
-        table.add_row(group.label, str(len(group.runs)), f"{group.mean:.4f}", *spread, group.recipe)
+        table.add_row(group.label, str(len(group.runs)), f"{group.mean:.4f}", *spread, group.data, group.recipe)
     return table
 
 

@@ -10,12 +10,15 @@ import difflib
 from dataclasses import dataclass
 
 from paceline.core.errors import ConfigError
+from paceline.core.probe import HOPPER
 from paceline.metrics.flops import DENSE_BF16_FLOPS
 
 
 @dataclass(frozen=True)
 class Gpu:
     driver_name: str
+    capability: int
+    """The major one."""
     fp32_tflops: float
     """Products in fp32, without tensor cores."""
     memory_gb_s: float
@@ -26,23 +29,28 @@ class Gpu:
     price: float
     """USD for a GPU and hour."""
 
+    @property
+    def own_kernels(self) -> bool:
+        """Whether all kernels of our own run there; elsewhere only those of attention do."""
+        return self.capability == HOPPER
+
     def flops_per_s(self, compute: str) -> float:
         return DENSE_BF16_FLOPS[self.driver_name] if compute == "bf16" else self.fp32_tflops * 1e12
 
 
 GPUS = {
-    # fp32 TFLOP/s, memory in GB/s and GiB, link and node in GB/s, price
-    "b200":      Gpu("NVIDIA B200",                80, 8000, 179.1, 900,  400, 5.00),
-    "h200":      Gpu("NVIDIA H200",                67, 4800, 139.8, 450,  400, 3.00),
-    "h100":      Gpu("NVIDIA H100 80GB HBM3",      67, 3350,  79.2, 450,  400, 2.50),
-    "h100-pcie": Gpu("NVIDIA H100 PCIe",           51, 2000,  79.2,  64,   50, 2.20),
-    "a100":      Gpu("NVIDIA A100-SXM4-80GB",    19.5, 2039,  79.2, 300,  200, 1.50),
-    "a100-40":   Gpu("NVIDIA A100-SXM4-40GB",    19.5, 1555,  39.4, 300,  200, 1.20),
-    "l40s":      Gpu("NVIDIA L40S",              91.6,  864,  44.5,  32,   25, 1.00),
-    "l4":        Gpu("NVIDIA L4",                30.3,  300,  22.0,  32, 12.5, 0.60),
-    "5090":      Gpu("NVIDIA GeForce RTX 5090",   105, 1792,  31.4,  64, 12.5, 0.70),
-    "4090":      Gpu("NVIDIA GeForce RTX 4090",  82.6, 1008,  23.6,  32, 12.5, 0.45),
-    "3090":      Gpu("NVIDIA GeForce RTX 3090",  35.6,  936,  23.6,  32, 12.5, 0.25),
+    # capability, fp32 TFLOP/s, memory in GB/s and GiB, link and node in GB/s, price
+    "b200":      Gpu("NVIDIA B200",           10,    80, 8000, 179.1, 900,  400, 5.00),
+    "h200":      Gpu("NVIDIA H200",            9,    67, 4800, 139.8, 450,  400, 3.00),
+    "h100":      Gpu("NVIDIA H100 80GB HBM3",  9,    67, 3350,  79.2, 450,  400, 2.50),
+    "h100-pcie": Gpu("NVIDIA H100 PCIe",       9,    51, 2000,  79.2,  64,   50, 2.20),
+    "a100":      Gpu("NVIDIA A100-SXM4-80GB",  8,  19.5, 2039,  79.2, 300,  200, 1.50),
+    "a100-40":   Gpu("NVIDIA A100-SXM4-40GB",  8,  19.5, 1555,  39.4, 300,  200, 1.20),
+    "l40s":      Gpu("NVIDIA L40S",            8,  91.6,  864,  44.5,  32,   25, 1.00),
+    "l4":        Gpu("NVIDIA L4",              8,  30.3,  300,  22.0,  32, 12.5, 0.60),
+    "5090":      Gpu("NVIDIA GeForce RTX 5090",12,   105, 1792,  31.4,  64, 12.5, 0.70),
+    "4090":      Gpu("NVIDIA GeForce RTX 4090", 8,  82.6, 1008,  23.6,  32, 12.5, 0.45),
+    "3090":      Gpu("NVIDIA GeForce RTX 3090", 8,  35.6,  936,  23.6,  32, 12.5, 0.25),
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.lab.plan.gpus import GPUS
-from paceline.lab.plan.work import Setting, table_bytes
+from paceline.lab.plan.work import Setting, profile_on, table_bytes
 from paceline.lab.technique import flag_words
 from paceline.parallel.memory_model import Execution, Memory, halo_tokens, step_memory
 from paceline.parallel.memory_plans import USABLE_SHARE
@@ -65,6 +65,7 @@ def remedy(at: Setting) -> str:
     """The first change that makes the run fit; those that cost little come first."""
     elsewhere = sorted(GPUS, key=lambda name: GPUS[name].memory_gib)
     moved = [(f"--gpu {name} ", replace(at, cluster=replace(at.cluster, gpu=name))) for name in elsewhere]
+    moved = [(flag, replace(there, profile=profile_on(there.cluster.kind, there.profile))) for flag, there in moved]
     for gpu, here in [("", at), *moved]:
         for values in ({}, *_savings(here)):
             if fits(_changed(here, values)):

@@ -167,6 +167,10 @@ def _check(at: Setting, price: float | None) -> None:
             f"--gpus {gpus:,} cannot share {batch.sequences:,} sequences of {batch.sequence_tokens:,} tokens equally; "
             f"use --gpus {fewer * parts:,}, or --batch.tokens {more}"
         )
+    if not at.cluster.kind.own_kernels:
+        fused = flags_of({f"{o}.backend": n for o, n in named_back_ends(at.config).items() if n == "fused"})
+        if named := fused or ("--profile fast" if at.profile == "fast" else ""):
+            raise ConfigError(f"{named} cannot be used on {at.cluster.gpu}: these kernels are for Hopper; leave it out")
     if price is not None and not 0 <= price < math.inf:
         raise ConfigError(f"--price {price} must be a number of at least 0, in USD for a GPU and hour")
     if not at.document_tokens >= 1:
@@ -177,7 +181,7 @@ def _check(at: Setting, price: float | None) -> None:
 
 LIMITS: dict[Resource, str] = {
     "products": "Matrix products take {share:.0%} of a step, at {efficiency:.0%} of the GPU's peak: arithmetic is the "
-    "limit, so more or faster GPUs help and faster links would not.",
+    "limit, so more or faster GPUs help.",
     "attention": "Attention takes {share:.0%} of a step: shorter windows or shorter sequences would help most.",
     "memory": "Reading and writing memory takes {share:.0%} of a step, at {efficiency:.0%} of the GPU's bandwidth: "
     "memory is the limit, so fused kernels or a wider model use the GPU better.",
@@ -190,11 +194,19 @@ LIMITS: dict[Resource, str] = {
 }
 
 
+NOTABLE_SHARE = 0.05
+"""Of a step: communication that is said although something else is the limit."""
+
+
 def _limit(at: Setting, efficiencies: Efficiencies) -> str:
     by_resource = seconds_by("resource", step_work(at), efficiencies)
     name = max(LIMITS, key=lambda resource: by_resource.get(resource, 0.0))
     share = by_resource[name] / sum(by_resource.values())
-    return LIMITS[name].format(share=share, efficiency=efficiencies.get(name, 1.0), sent=sent_bytes(at) / 1e9)
+    said = LIMITS[name].format(share=share, efficiency=efficiencies.get(name, 1.0), sent=sent_bytes(at) / 1e9)
+    waiting = seconds_by("kind", step_work(at), efficiencies).get("communication", 0.0) / sum(by_resource.values())
+    if waiting < NOTABLE_SHARE or name == "link":
+        return said
+    return f"{said} Waiting for other GPUs takes {waiting:.0%}, which faster links or a larger --batch.tokens shorten."
 
 
 def _notes(at: Setting) -> list[str]:
@@ -206,7 +218,7 @@ def _notes(at: Setting) -> list[str]:
     asked = {
         f"no step with {at.profile} paths was measured on {gpu}; efficiencies are those of "
         f"{' and '.join(measured_on)}": gpu not in measured_on,
-        "kernels of our own are written for Hopper and may be missing here": fast and not gpu.startswith("h"),
+        f"our fused kernels are for Hopper; {gpu} takes PyTorch's compiled paths": not at.cluster.kind.own_kernels,
         "no step with fast paths was measured on several GPUs": fast and gpus > 1,
         f"no step under {sharded} was measured, and it is not compiled": gpus > 1 and sharded is not None,
         f"{named}: counted in memory only, times are those of the profile's own back ends": bool(named),

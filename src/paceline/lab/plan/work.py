@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from paceline.lab.plan.gpus import Cluster
+from paceline.lab.plan.gpus import Cluster, Gpu
 from paceline.lab.plan.visits import DOCUMENT_TOKENS, mean_visited_keys, visited_keys
 from paceline.parallel.batch_split import rank_batch
 from paceline.settings.data import BatchConfig
@@ -102,6 +102,11 @@ class Setting:
     @property
     def bytes_per_s(self) -> float:
         return self.cluster.kind.memory_gb_s * 1e9
+
+
+def profile_on(gpu: Gpu, wanted: Profile = "fast") -> Profile:
+    """By which paths a run is computed there."""
+    return wanted if gpu.own_kernels else "reference"
 
 
 def computation(at: Setting) -> list[Work]:

@@ -20,10 +20,14 @@ const page = (() => {
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const runColor = (index) => color(`run-${index % PALETTE}`);
   const isNarrow = () => innerWidth < 640;
-  function short(label) { // plotly reads names as markup, and lets a long one push the chart off the screen
-    const room = isNarrow() ? 22 : 48;
-    const cut = label.length > room ? `${label.slice(0, room - 1)}…` : label;
-    return cut.replace(/&/g, "&amp;").replace(/</g, "&lt;");
+  const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;"); // plotly reads names as markup
+  const cut = (text, room) => plain(text.length > room ? `${text.slice(0, room - 1)}…` : text); // a long name pushes the chart off the screen
+  const short = (label) => cut(label, isNarrow() ? 22 : 48);
+  function twoLines(text, room) { // on a phone, broken where a word ends near the middle
+    if (!isNarrow() || text.length <= room) return short(text);
+    const ends = [...text.matchAll(/[ \-_/]/g)].map((match) => match.index + 1);
+    const middle = ends.sort((a, b) => Math.abs(a - text.length / 2) - Math.abs(b - text.length / 2))[0] ?? room;
+    return `${cut(text.slice(0, middle).trim(), room)}<br>${cut(text.slice(middle), room)}`;
   }
 
   function timeUnit(seconds) {
@@ -134,13 +138,13 @@ const page = (() => {
   function plotRows(id, labels, traces, { title, legend = false, format, ...rest }) {
     const legendRows = legend ? Math.ceil(traces.length / (isNarrow() ? 1 : 4)) : 0;
     byId(id).style.height = `${70 + 24 * legendRows + 34 * labels.length}px`;
-    const rows = { tickvals: labels.map((_, i) => i), ticktext: labels.map(short), range: [labels.length - 0.4, -0.6], fixedrange: true };
+    const rows = { tickvals: labels.map((_, i) => i), ticktext: labels.map((label) => twoLines(label, 20)), range: [labels.length - 0.4, -0.6], fixedrange: true };
     plot(id, traces.map((trace) => ({ showlegend: legend, ...trace })), { hovermode: "closest", barmode: "stack", bargap: 0.35,
-      xaxis: { title: { text: title }, tickformat: format, nticks: isNarrow() ? 4 : 8, ...rest.xaxis }, yaxis: rows, shapes: rest.shapes ?? [] });
+      xaxis: { title: { text: twoLines(title, 26) }, tickformat: format, nticks: isNarrow() ? 4 : 8, ...rest.xaxis }, yaxis: rows, shapes: rest.shapes ?? [] });
   }
   function drawParts(id, labels, parts, values, title) {
     if (!byId(id)) return;
-    plotRows(id, labels, parts.map(short).map((part, k) => ({ type: "bar", orientation: "h", name: part, y: labels.map((_, i) => i),
+    plotRows(id, labels, parts.map(plain).map((part, k) => ({ type: "bar", orientation: "h", name: part, y: labels.map((_, i) => i),
       x: values.map((row) => row[k]), marker: { color: runColor(k) }, hovertemplate: `${part}: %{x:.4g}<extra></extra>` })), { title, legend: parts.length > 1 });
   }
   function drawCosts() {
@@ -158,7 +162,7 @@ const page = (() => {
       at = from === null ? bar.value : at + bar.value;
       return [from, at];
     });
-    const ends = spans.flat().filter((v) => v !== null), room = 0.3 * (Math.max(...ends) - Math.min(...ends) || 0.01);
+    const ends = spans.flat().filter((v) => v !== null), room = (isNarrow() ? 0.9 : 0.3) * (Math.max(...ends) - Math.min(...ends) || 0.01);
     const range = [Math.min(...ends) - room, Math.max(...ends) + room];
     const kinds = { start: "run-6", end: "run-6", interaction: "run-3" };
     const drawn = { type: "bar", orientation: "h", y: bars.map((_, i) => i), base: spans.map(([from]) => from ?? range[0]),
@@ -264,8 +268,9 @@ const page = (() => {
   }
   addEventListener("beforeprint", () => printed(true));
   addEventListener("afterprint", () => printed(false));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-  draw();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => window.Plotly && draw());
+  if (window.Plotly) draw();
+  else if (byId("no-charts")) byId("no-charts").hidden = false;
 
   return {
     show(newData) {

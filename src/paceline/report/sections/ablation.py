@@ -22,7 +22,7 @@ def _ablation(number: int, ablation: Ablation) -> list[Node]:
     seeds = f"seeds {', '.join(map(str, ablation.seeds))} in every arm"
     made = f"{ablation.steps:,} steps{scale}, {seeds}, {ablation.hardware}, {ablation.made[:10]}."
     return [
-        element("h2", f"What each technique does: {ablation.preset} against {ablation.against}"),
+        element("h2", f"What each technique does: {ablation.title}"),
         element("p", made, class_="quiet"),
         element("p", INDICATIVE.format(ablation.why_indicative), class_="unfinished") if ablation.indicative else None,
         *_waterfall(number, ablation),
@@ -33,6 +33,8 @@ def _ablation(number: int, ablation: Ablation) -> list[Node]:
 
 
 def _waterfall(number: int, ablation: Ablation) -> list[Node]:
+    if not any(arm.kind == "base" for arm in ablation.arms):  # the predecessor was not asked for
+        return []
     if not ablation.waterfall:
         return [element("p", "One of the two presets has no finished run, so there is no way from one to the other.")]
     rows = [

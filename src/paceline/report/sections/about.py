@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.analysis.facts import fact, seconds, setting, some, version_line
-from paceline.analysis.groups import experiment
+from paceline.analysis.groups import SAME_EXPERIMENT, experiment
 from paceline.report.markup import Markup, Node, details, element, stacked, values_table
 from paceline.report.subject import Run, Subject, differing
 from paceline.report.summary_text import remarks
@@ -67,14 +67,25 @@ def configuration(subject: Subject) -> list[Node]:
     if subject.only:
         return [element("h2", "Configuration"), *_settings(subject.only, subject.only.config)]
     names, first = differing(subject.groups), subject.runs[0]
-    shared = {name: value for name, value in first.config.items() if name not in {*names, "seed"}}
-    differences = element("p", "Nothing but the seed: these runs have one configuration.")
+    unlike = _unlike(subject.runs)
+    other_data = {"data.dir"} if "data fingerprint" in names else set()
+    apart = {*names, *unlike, *other_data, "seed"}
+    shared = {name: value for name, value in first.config.items() if name not in apart}
+    unlike = [name for name in unlike if name not in other_data]
+    differences = None if unlike else element("p", "Nothing but the seed: these runs have one configuration.")
     if names:
         rows = [(name, [setting(experiment(group.first).get(name)) for group in subject.groups]) for name in names]
         table = stacked(["Field", *(group.label for group in subject.groups)], rows, class_="values")
         differences = element("div", table, class_="scroll", tabindex="0", role="region", aria_label="What differs")
+    beside = element("p", f"Different, too, and no other experiment: {some(unlike)}.") if unlike else None
     same = element("h2", "What is the same")
-    return [element("h2", "What differs"), differences, same, *_settings(first, shared)]
+    return [element("h2", "What differs"), differences, beside, same, *_settings(first, shared)]
+
+
+def _unlike(runs: Sequence[Run]) -> list[str]:
+    """Settings in which runs of one experiment may differ, and do."""
+    names = dict.fromkeys(name for run in runs for name in run.config if name.startswith(SAME_EXPERIMENT))
+    return [name for name in names if name != "seed" and len({str(run.config.get(name)) for run in runs}) > 1]
 
 
 def _settings(run: Run, values: dict[str, Any]) -> list[Node]:
@@ -83,6 +94,8 @@ def _settings(run: Run, values: dict[str, Any]) -> list[Node]:
     was = {name: element("span", f"preset: {setting(before)}", class_="was") for name, before in changed.items()}
     every = [(name, setting(value), was.get(name)) for name, value in values.items()]
     short, headings = [row for row in every if row[0] in changed], ("Field", "Value")
+    if "preset" not in values:  # of several, that of the first says nothing about the others
+        return [details("All values", values_table([(name, value, None) for name, value, _ in every], headings))]
     what = f"{len(changed)} of {len(every)} values differ from" if changed else "Every value is that of"
     return [
         element("p", f"{what} preset {run.card.preset}.", class_="quiet"),

@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.analysis.facts import UNKNOWN, number, seconds
 from paceline.analysis.groups import Group
-from paceline.metrics.card import POSITION_COLUMNS, Evaluation
+from paceline.metrics.card import POSITION_COLUMNS, Evaluation, window_side
 from paceline.report.charts import loss_points
 from paceline.report.markup import Markup, Node, chart, details, element, folded, scrolling
 from paceline.report.subject import Run, Subject
@@ -125,15 +125,18 @@ def _number(value: Any) -> str:
 
 def _places(run: Run, one: Evaluation) -> Markup:
     title = f"Loss by place in the document: {run.label}, {one.name}"
-    rows = [_bucket(dict(zip(POSITION_COLUMNS, row, strict=False))) for row in one.positions]
+    rows = [_bucket(dict(zip(POSITION_COLUMNS, row, strict=False)), one.of) for row in one.positions]
     table = scrolling(("Tokens before", "Window", "Tokens", "Loss"), rows, label=title)
     return details(title, table)
 
 
-def _bucket(bucket: dict[str, Any]) -> list[Node]:
+def _bucket(bucket: dict[str, Any], of: dict[str, Any]) -> list[Node]:
     first, last = (_number(bucket.get(name)) for name in ("first", "last"))
-    inside = "inside" if bucket.get("inside_window") else "beyond"
-    return [f"{first} to {last}", inside, _number(bucket.get("tokens")), _number(bucket.get("loss"))]
+    start, sequence = bucket.get("first"), of.get("sequence_tokens")
+    side = "inside" if bucket.get("inside_window") else "beyond"
+    if isinstance(start, int) and isinstance(sequence, int) and start >= sequence:  # of older cards, too
+        side = window_side(start, None, sequence)
+    return [f"{first} to {last}", side, _number(bucket.get("tokens")), _number(bucket.get("loss"))]
 
 
 def schedule(subject: Subject) -> list[Node]:

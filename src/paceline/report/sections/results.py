@@ -1,6 +1,7 @@
 """Figures of one run; of several a row per group, one per run, and the statistics in words; on the live page what is
 trained now; and what it cost: where the wall time went, and memory."""
 
+import statistics
 from collections.abc import Sequence
 
 from paceline.analysis.facts import UNKNOWN, beside_bits_per_byte, number, seconds, some
@@ -80,7 +81,10 @@ def _rate(run: Run) -> float | None:
 
 
 def _groups_table(groups: Sequence[Group[Run]]) -> Markup:
-    headings = ("Group", "Runs", "Validation loss", "95 % interval", "Train time", "Wall time", "Tokens per second")
+    headings = (
+        "Group", "Runs", "Validation loss", "95 % interval", "Bits per byte", "Train time", "Wall time",
+        "Tokens per second",
+    )  # fmt: skip
 
     def row(index: int, group: Group[Run]) -> tuple[Node, list[Node]]:
         counted, every = len(group.runs), len(group.members)
@@ -89,7 +93,10 @@ def _groups_table(groups: Sequence[Group[Run]]) -> Markup:
         between = UNKNOWN if mean is None else f"{mean.low:.4f} to {mean.high:.4f}"
         interval = "one seed only" if counted == 1 else between
         times = mean_time(group, lambda run: run.train_s), mean_time(group, lambda run: run.wall_s)
-        cells = [all_of, number(loss, ".4f"), interval, *map(seconds, times)]
+        bytewise = [run.card.val_bpb for run in group.runs]
+        known = [value for value in bytewise if value is not None]
+        bits = statistics.fmean(known) if known and len(known) == counted else None
+        cells = [all_of, number(loss, ".4f"), interval, number(bits, ".4f"), *map(seconds, times)]
         return named(index, group.label), [*cells, number(mean_time(group, _rate), ",.0f")]
 
     return stacked(headings, [row(index, group) for index, group in enumerate(groups)])
