@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from lab.simulated import Trial, cooled, power_law
 from paceline.analysis.statistics import (
@@ -38,6 +39,26 @@ def covers(estimates: Iterable[Estimate | None], truth: float) -> float:
 
 def rejects(ps: Iterable[float], level: float) -> float:
     return float(np.mean([p < level for p in ps]))
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 2), (2, 10), (3, 3), (3, 8), (7, 4)])
+@pytest.mark.parametrize("spread", [0.2, 1.0, 5.0])
+def test_intervals_and_p_values_are_those_of_scipys_own_tests(n: int, m: int, spread: float) -> None:
+    """Above all Welch's degrees of freedom, no whole number, which depend on sizes and spreads of both groups."""
+    rng = np.random.default_rng(100 * n + m)
+    a, b = 3.28 + SPREAD * spread * rng.normal(size=n), 3.281 + SPREAD * rng.normal(size=m)
+    same = min(n, m)
+    scipys = [
+        (welch(a, b), scipy.stats.ttest_ind(a, b, equal_var=False)),
+        (paired(a[:same], b[:same]), scipy.stats.ttest_rel(a[:same], b[:same])),
+    ]
+    for found, expected in scipys:
+        interval = expected.confidence_interval(0.95)
+        assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
+        assert found.p == pytest.approx(expected.pvalue, rel=1e-9)
+        assert (found.low + found.high) / 2 == pytest.approx(found.mean)
+    assert [found.n for found, _ in scipys] == [n + m, same]
+    assert mean_at_most(a, 3.281) == pytest.approx(scipy.stats.ttest_1samp(a, 3.281, alternative="less").pvalue)
 
 
 @pytest.mark.parametrize("n", [2, 3, 10])
