@@ -175,6 +175,26 @@ def test_a_manifest_that_lies_is_found_out(two: RunFolder, changes: dict[str, An
     assert_loads(two, 1)
 
 
+def test_a_checkpoint_under_the_name_of_another_step_is_found_out(tmp_path: Path) -> None:
+    """All of its hashes hold, but a run that went on from it would count its steps from the name."""
+    run = saved(tmp_path, 1, 2)
+    run.checkpoint(2).rename(run.checkpoint(3))
+    _, passed_over = store.newest_good(run)
+    assert passed_over == ["step_000003: manifest.json: is that of step 2"]
+    assert_loads(run, 1)
+
+
+def test_checkpoints_are_set_aside_where_older_ones_already_are(tmp_path: Path) -> None:
+    """As by a second rewind before the next save."""
+    run = saved(tmp_path, 1, 2)
+    for _ in range(2):
+        set_aside_after(run, 1)
+        assert [path.name for path in run.checkpoints()] == ["step_000001"]
+        shutil.copytree(run.checkpoint(1), run.checkpoint(2))
+    set_aside_after(run, 1)
+    assert [path.name for path in run.set_aside()] == ["set_aside_step_000002"]
+
+
 def test_a_manifest_of_another_checkpoint_is_found_out(tmp_path: Path) -> None:
     run = saved(tmp_path, 1, 2)
     shutil.copy(run.checkpoint(1) / "manifest.json", run.checkpoint(2) / "manifest.json")

@@ -178,6 +178,22 @@ def test_without_noise_only_the_gaps_between_evaluations_blur_the_time(
         assert found.mean == pytest.approx(trial.truth, rel=share)
 
 
+@pytest.mark.parametrize("unit", [1.0, 1e-3, 1e3])
+def test_the_time_at_equal_loss_has_the_unit_of_the_clock(unit: float) -> None:
+    """Also where evaluations lie within the first second; only the one at the clock's zero is left out."""
+
+    def curve(seconds: float, drop: float) -> tuple[list[float], list[float]]:
+        times = [unit * seconds * n for n in (0, 1, 2, 3, 4)]
+        return times, [9.0, 4.0 - drop, 3.6 - drop, 3.4 - drop, 3.3 - drop]
+
+    slower = time_at_equal_loss([curve(11.0, 0.0), curve(12.0, 0.0)], [curve(10.0, 0.0), curve(10.0, 0.0)])
+    assert slower is not None
+    assert slower.mean == pytest.approx(unit * 6.0)  # 4 x 1 and 4 x 2 seconds: both end at 3.3
+    sooner = time_at_equal_loss([curve(10.0, 0.2), curve(10.0, 0.2)], [curve(10.0, 0.0), curve(10.0, 0.0)])
+    assert sooner is not None
+    assert sooner.mean == pytest.approx(unit * -(40.0 - 24.6), rel=0.1)  # 3.3 lies between 3.4 and 3.2, after 20 to 30
+
+
 FALL = ([10.0, 20.0, 30.0], [4.0, 3.5, 3.3])
 
 

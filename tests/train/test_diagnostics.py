@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from paceline.model.attention import attention_of, plan_reference
 from paceline.model.gpt import GPT
 from paceline.model.masks import MaskRule, dense_mask, document_ids
 from paceline.parallel.machine import inspect_machine
+from paceline.parallel.ranks import Ranks
 from paceline.settings.backends import LmHeadConfig
 from paceline.settings.model import LayerConfig, ModelConfig, WindowConfig
 from paceline.settings.run import BadStepsConfig, RunConfig
@@ -232,6 +233,28 @@ def test_a_score_that_is_masked_does_not_count() -> None:
     tokens = random_tokens(1, 640)
     found = [model_extremes(model, DeviceBatch(tokens, tokens), windows(w))["largest_score"] for w in (128, 640)]
     assert found[0] < found[1]  # type: ignore[operator]
+
+
+@dataclass(frozen=True)
+class Alone(Ranks):
+    """A rank whose values nobody else's join."""
+
+    def largest_(self, values: Tensor) -> Tensor:
+        return values
+
+
+def test_of_the_global_batch_only_the_first_sequences_are_looked_at_on_any_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three sequences, of which rank 0 holds two and rank 1 one more of its two; ranks 2 and on hold none."""
+    monkeypatch.setattr(diagnostics, "OBSERVED_TOKENS", 3 * 128)
+    model = shaken(small("r18-softcap"))
+    tokens = random_tokens(6, 128)
+    each = [model_extremes(model, DeviceBatch(row, row), windows(128))["largest_score"] for row in tokens.split(1)]
+    for rank, seen in enumerate([each[0:2], each[2:3], []]):
+        mine = tokens[2 * rank : 2 * rank + 2]
+        found = model_extremes(model, DeviceBatch(mine, mine), windows(128), Alone(rank, 3))["largest_score"]
+        assert found == max(seen, default=0.0)
 
 
 def test_a_model_without_attention_has_no_score() -> None:
