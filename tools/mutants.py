@@ -40,8 +40,10 @@ CORE = ("data", "model", "optim", "train", "checkpoint", "settings", "analysis",
 NEEDS_GPU = ("train/cuda_graph.py", "train/memory_trial.py")
 EQUIVALENTS = ROOT / "tools" / "mutants.toml"
 RESULT = ROOT / "benchmarks" / "results" / "mutants.json"
-WITHOUT_TESTS = ("journeys", "parallel", "tools")
+WITHOUT_TESTS = ("journeys", "tools")
 """Minutes long, or of nothing in the core."""
+ON_RANKS = ("train", "optim", "checkpoint")
+"""Folders that tests/parallel runs on several ranks, in programs that it starts."""
 ALSO = {"settings": ["tools/test_reference_pages.py", "tools/test_pages.py"]}
 """The reference pages have every default."""
 ROUND_S, TEST_S = 600, 180
@@ -167,16 +169,18 @@ class Suite:
 
     def fitting(self, file: str) -> list[list[str]]:
         """Files for a module in rounds, the short ones first: those of its name, those of its folder that import it,
-        others that do, the rest of its folder."""
+        others that do, the rest of its folder, those on several ranks."""
         module, folder = Path(file), file.split("/")[0]
         dotted = ".".join(("paceline", *module.with_suffix("").parts))
         named = [name for name in self.imports if Path(name).name.startswith(f"test_{module.stem}")]
         importing = [name for name in self.imports if dotted in self.imports[name]]
         beside = [name for name in self.imports if name.startswith(f"{folder}/")]
         near = [name for name in importing if name in beside]
+        ranks = {name for name in self.imports if name.startswith("parallel/")}
+        late = ranks if folder in ON_RANKS else ranks & set(importing)
         rounds: list[list[str]] = []
-        for names in (named, near + ALSO.get(folder, []), importing, beside):
-            new = set(names).difference(*rounds)
+        for names in (named, near + ALSO.get(folder, []), importing, beside, late):
+            new = set(names).difference(*rounds, ranks if names is not late else ())
             rounds.append(sorted(new, key=lambda name: self.bytes.get(name, 0)))
         return [names for names in rounds if names]
 

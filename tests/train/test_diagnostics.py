@@ -228,6 +228,21 @@ def test_scores_and_logits_are_the_largest_that_count(case: str) -> None:
     assert found["largest_logit"].item() == pytest.approx(logit, rel=1e-5)
 
 
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("query", "key"), [(0, 0), (1, 0), (255, 200), (256, 200), (639, 639), (639, 600)])
+def test_the_largest_score_is_found_wherever_it_is(case: str, query: int, key: int) -> None:
+    """Also at the first key, and where blocks of queries meet."""
+    config = CASES[case]
+    layer = config.layers[0]
+    shape = attention_of(layer)
+    q, k = torch.zeros(1, 640, shape.num_heads, shape.qk_dim), torch.zeros(1, 640, shape.kv_heads, shape.qk_dim)
+    q[0, query, -1], k[0, key, -1] = 3.0, -2.0
+    documents = torch.zeros(1, 640, dtype=torch.int32)
+    found = diagnostics.largest_score(config, layer, q, k, documents, torch.tensor(128))
+    seen = dense_mask(MaskRule.of(config), documents, 640, torch.tensor(128))[0, query, key]
+    assert found.item() == pytest.approx(6.0 * shape.qk_dim * shape.scale if seen else 0.0)
+
+
 def test_a_score_that_is_masked_does_not_count() -> None:
     model = shaken(small("r18-softcap"))
     tokens = random_tokens(1, 640)
