@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TESTS := $(BIN)/python -m pytest
 
-.PHONY: demo test test-all journeys soak lint bench site environment clean
+.PHONY: demo test test-all journeys soak mutants lint bench site environment clean
 
 environment: .venv/.made
 
@@ -39,6 +39,9 @@ test-all: environment  ## and the slow tests
 soak: environment  ## the whole series of kills and fuzzing; what they showed goes to benchmarks/results/
 	rm -f benchmarks/results/soak-cpu.json
 	PACELINE_SOAK=benchmarks/results/soak-cpu.json $(TESTS) -m soak --timeout 7200
+
+mutants: environment  ## 200 changes of the core, one at a time: does a test notice? half an hour on 2 cores
+	$(BIN)/python tools/mutants.py
 
 lint: environment  ## style, formatting, types
 	$(BIN)/ruff check .

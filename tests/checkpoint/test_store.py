@@ -67,6 +67,44 @@ def test_weights_are_filled_in_place_or_not_at_all(tmp_path: Path) -> None:
         assert not kept.any()
 
 
+@pytest.mark.parametrize("name", tensors.NAMES.values())
+def test_every_number_format_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
+    """In every bit, also of a scalar and of nothing, and for other readers of the file."""
+    dtype = {name: dtype for dtype, name in tensors.NAMES.items()}[name]
+    random = torch.randint(0, 2 if dtype is torch.bool else 100, (5, 3)).to(dtype)
+    given = {"some": random, "one": random[0, 0].clone(), "none": torch.zeros(0, 4, dtype=dtype)}
+    tensors.write_group(tmp_path, "model", {**given, "wider": torch.ones(3, dtype=torch.float64)})
+    found = store.read_group(tmp_path, ["model-00001.safetensors"])
+    public = load_file(tmp_path / "model-00001.safetensors")
+    for read in (found, public):
+        assert all(read[n].dtype == t.dtype and torch.equal(read[n], t) for n, t in given.items())
+    targets = {n: torch.empty_like(t) for n, t in found.items()}
+    store.read_group_into(tmp_path, ["model-00001.safetensors"], targets)
+    assert all(torch.equal(targets[n], t) for n, t in found.items())
+
+
+def test_a_tensor_of_another_format_or_shape_is_not_converted(tmp_path: Path) -> None:
+    """copy_ would: fp32 into bf16 loses bits, and (3, 2) fits (1, 3, 2)."""
+    folder = saved(tmp_path, 1).checkpoint(1)
+    a, b = (torch.zeros_like(tensor) for tensor in checkpoint(1).model.values())
+    for wrong, word in (
+        ({"a": a.bfloat16(), "b": b}, r"a is torch.float32 \(3, 2\), but this run needs torch.bfloat16 \(3, 2\)"),
+        ({"a": a, "b": b.half()}, "b is torch.bfloat16 .* needs torch.float16"),
+        ({"a": a[None], "b": b}, r"a is .* needs torch.float32 \(1, 3, 2\)"),
+        ({"a": a.int(), "b": b}, "a is torch.float32 .* needs torch.int32"),
+    ):
+        with pytest.raises(RunError, match=word):
+            store.load_weights_into(folder, wrong)
+        assert not any(tensor.any() for tensor in wrong.values())
+
+
+def test_a_format_that_no_checkpoint_has_is_refused(tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "F8_E4M3", "shape": [8], "data_offsets": [0, 8]}}).encode()
+    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(RunError, match="a: a checkpoint holds no numbers of format F8_E4M3"):
+        store.read_group(tmp_path, ["m.safetensors"])
+
+
 # ---- damage
 
 
@@ -135,6 +173,26 @@ def test_a_manifest_that_lies_is_found_out(two: RunFolder, changes: dict[str, An
     _, passed_over = store.newest_good(two)
     assert said in passed_over[0]
     assert_loads(two, 1)
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_found_out(tmp_path: Path) -> None:
+    """All of its hashes hold, but a run that went on from it would count its steps from the name."""
+    run = saved(tmp_path, 1, 2)
+    run.checkpoint(2).rename(run.checkpoint(3))
+    _, passed_over = store.newest_good(run)
+    assert passed_over == ["step_000003: manifest.json: is that of step 2"]
+    assert_loads(run, 1)
+
+
+def test_checkpoints_are_set_aside_where_older_ones_already_are(tmp_path: Path) -> None:
+    """As by a second rewind before the next save."""
+    run = saved(tmp_path, 1, 2)
+    for _ in range(2):
+        set_aside_after(run, 1)
+        assert [path.name for path in run.checkpoints()] == ["step_000001"]
+        shutil.copytree(run.checkpoint(1), run.checkpoint(2))
+    set_aside_after(run, 1)
+    assert [path.name for path in run.set_aside()] == ["set_aside_step_000002"]
 
 
 def test_a_manifest_of_another_checkpoint_is_found_out(tmp_path: Path) -> None:

@@ -119,6 +119,25 @@ def test_one_pass_refuses_one_step_too_many(order: Kind, steps: int) -> None:
         check_data(COUNTING, data, BATCH, repeat(8), steps + 1)
 
 
+def test_one_pass_may_end_with_the_last_sequence() -> None:
+    """99 sequences in batches of 9: the last ends where the second pass would begin."""
+    data = DataConfig(order="shuffled", one_pass=True)
+    check_data(COUNTING, data, BATCH, repeat(9), 11)
+    with pytest.raises(ConfigError, match="one pass gives 11 steps"):
+        check_data(COUNTING, data, BATCH, repeat(9), 12)
+
+
+@pytest.mark.parametrize(("order", "steps"), [("sequential", 7 + 5), ("shuffled", (56 + 43) // 8)])
+def test_one_pass_counts_what_was_read_before(order: Kind, steps: int) -> None:
+    """A resumed run has only the steps that are left; after a rewind it has fewer data than steps."""
+    data = DataConfig(order=order, one_pass=True)
+    for done in range(1, steps):
+        position = position_after_steps(COUNTING, data, BATCH, done)
+        check_data(COUNTING, data, BATCH, repeat(8), steps - done, position)
+        with pytest.raises(ConfigError, match=f"one pass gives {steps - done} steps"):
+            check_data(COUNTING, data, BATCH, repeat(8), steps - done + 1, position)
+
+
 @pytest.mark.parametrize("order", ["sequential", "shuffled"])
 def test_within_one_pass_no_token_is_read_twice(order: Kind) -> None:
     steps = 12

@@ -77,6 +77,48 @@ def test_top_k_and_top_p_keep_only_the_likeliest() -> None:
     assert drawn == {"top_k": {1, 2}, "top_p": {1, 2}, "one": {1}, "all": {0, 1, 2, 3}}
 
 
+@pytest.mark.parametrize(
+    ("top_p", "kept"), [(0.25, 1), (0.25 + 1e-6, 2), (0.5 - 1e-6, 2), (0.5, 2), (0.5 + 1e-6, 3), (0.75, 3), (1.0, 4)]
+)
+@pytest.mark.parametrize("top_k", [4, None])
+def test_top_p_keeps_the_fewest_that_reach_it(top_p: float, kept: int, top_k: int | None) -> None:
+    """Four equal logits have probabilities of exactly 1/4: at 0.5 the third token is not needed."""
+    config = SamplingConfig(temperature=1.0, top_k=top_k, top_p=top_p)
+    uniform = torch.arange(64) / 64
+    drawn = [choose(torch.zeros(4), config, Fixed(float(u))) for u in uniform]
+    assert drawn == [int(u * kept) for u in uniform]
+    rows = torch.zeros(64, 4)
+    dials = Dials(torch.ones(64), torch.full((64,), 4.0), torch.full((64,), top_p), uniform)
+    assert draw_sorted(rows, dials).tolist() == drawn
+    assert len(set(draw_few(rows, dials).tolist())) == kept  # which of equals is the likelier is left open
+
+
+class Fixed(random.Random):
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    def random(self) -> float:
+        return self.value
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (SamplingConfig(temperature=1e-6), "few"),
+        (SamplingConfig(temperature=0.99e-6), "greedy"),
+        (SamplingConfig(top_k=64), "few"),
+        (SamplingConfig(top_k=65), "sorted"),
+        (SamplingConfig(top_k=299), "sorted"),
+        (SamplingConfig(top_k=300), "all"),
+        (SamplingConfig(top_k=None), "all"),
+        (SamplingConfig(top_k=None, top_p=0.999), "sorted"),
+    ],
+)
+def test_the_kind_of_draw_changes_at_its_bounds(config: SamplingConfig, kind: Kind) -> None:
+    assert kind_of(config, VOCAB) == kind
+
+
 @pytest.mark.parametrize("top_k", [1, 3, 7, 8, 9])
 def test_the_likeliest_are_those_of_a_whole_sort_also_among_equals(top_k: int) -> None:
     logits = torch.randint(0, 4, (8,), generator=torch.Generator().manual_seed(top_k)).float()

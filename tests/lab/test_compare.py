@@ -219,6 +219,38 @@ def test_a_plan_decides_at_its_number_and_nowhere_else(runs: Path) -> None:
     assert full.remarks == []
 
 
+@pytest.mark.parametrize(("first", "second"), [(3, 3), (4, 3)])
+def test_a_plan_is_of_the_runs_of_each_group_of_a_pair(first: int, second: int, runs: Path) -> None:
+    a, b = write_group(runs, "a", LOW), write_group(runs, "b", HIGH, softcap=30.0)
+    (early,) = compare([*a[:first], *b[:second]], planned=4).pairs
+    assert early.p_looks < 0.05
+    assert not early.differs
+    assert early.words.startswith("no measurable difference")
+    assert any(f"{first + second} of 8 planned runs are there" in remark for remark in early.remarks)
+    assert not any("planned" in remark for remark in compare([*a[:3], *b[:3]], planned=3).remarks)
+    (full,) = compare([*a, *b], planned=4).pairs
+    assert full.differs
+    assert full.p_looks == full.p_holm == full.difference.p
+    assert not any("runs are there" in remark or "optional stopping" in remark for remark in full.remarks)
+
+
+def test_looking_at_a_pair_without_a_plan_costs_as_at_a_group(runs: Path) -> None:
+    a, b = write_group(runs, "a", LOW), write_group(runs, "b", HIGH, softcap=30.0)
+    compare([*a[:3], *b[:3]])
+    (pair,) = compare([*a, *b]).pairs
+    assert pair.p_looks == pytest.approx(6 * pair.p_holm)
+    (turned,) = compare([*b, *a], planned=4).pairs  # the same question, and a plan too late
+    assert turned.p_looks == pair.p_looks
+    assert any("a plan of 8 runs comes too late" in remark for remark in turned.remarks)
+
+
+def test_the_command_passes_the_plan_on(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [*write_group(runs, "a", LOW[:3]), *write_group(runs, "b", HIGH[:3], softcap=30.0)]
+    assert main(["compare", *map(str, folders), "--planned", "4", "--json"]) == 0
+    (pair,) = json.loads(capsys.readouterr().out)["pairs"]
+    assert not pair["differs"]
+
+
 def test_a_plan_made_after_the_first_look_is_none(runs: Path) -> None:
     folders = write_group(runs, "a", LOW)
     compare(folders[:3], target=3.28)

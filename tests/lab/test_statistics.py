@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from lab.simulated import Trial, cooled, power_law
 from paceline.analysis.statistics import (
@@ -38,6 +39,26 @@ def covers(estimates: Iterable[Estimate | None], truth: float) -> float:
 
 def rejects(ps: Iterable[float], level: float) -> float:
     return float(np.mean([p < level for p in ps]))
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 2), (2, 10), (3, 3), (3, 8), (7, 4)])
+@pytest.mark.parametrize("spread", [0.2, 1.0, 5.0])
+def test_intervals_and_p_values_are_those_of_scipys_own_tests(n: int, m: int, spread: float) -> None:
+    """Above all Welch's degrees of freedom, no whole number, which depend on sizes and spreads of both groups."""
+    rng = np.random.default_rng(100 * n + m)
+    a, b = 3.28 + SPREAD * spread * rng.normal(size=n), 3.281 + SPREAD * rng.normal(size=m)
+    same = min(n, m)
+    scipys = [
+        (welch(a, b), scipy.stats.ttest_ind(a, b, equal_var=False)),
+        (paired(a[:same], b[:same]), scipy.stats.ttest_rel(a[:same], b[:same])),
+    ]
+    for found, expected in scipys:
+        interval = expected.confidence_interval(0.95)
+        assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
+        assert found.p == pytest.approx(expected.pvalue, rel=1e-9)
+        assert (found.low + found.high) / 2 == pytest.approx(found.mean)
+    assert [found.n for found, _ in scipys] == [n + m, same]
+    assert mean_at_most(a, 3.281) == pytest.approx(scipy.stats.ttest_1samp(a, 3.281, alternative="less").pvalue)
 
 
 @pytest.mark.parametrize("n", [2, 3, 10])
@@ -155,6 +176,22 @@ def test_without_noise_only_the_gaps_between_evaluations_blur_the_time(
         (found,) = seconds_at_equal_loss(trial, 1)
         assert found is not None
         assert found.mean == pytest.approx(trial.truth, rel=share)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-3, 1e3])
+def test_the_time_at_equal_loss_has_the_unit_of_the_clock(unit: float) -> None:
+    """Also where evaluations lie within the first second; only the one at the clock's zero is left out."""
+
+    def curve(seconds: float, drop: float) -> tuple[list[float], list[float]]:
+        times = [unit * seconds * n for n in (0, 1, 2, 3, 4)]
+        return times, [9.0, 4.0 - drop, 3.6 - drop, 3.4 - drop, 3.3 - drop]
+
+    slower = time_at_equal_loss([curve(11.0, 0.0), curve(12.0, 0.0)], [curve(10.0, 0.0), curve(10.0, 0.0)])
+    assert slower is not None
+    assert slower.mean == pytest.approx(unit * 6.0)  # 4 x 1 and 4 x 2 seconds: both end at 3.3
+    sooner = time_at_equal_loss([curve(10.0, 0.2), curve(10.0, 0.2)], [curve(10.0, 0.0), curve(10.0, 0.0)])
+    assert sooner is not None
+    assert sooner.mean == pytest.approx(unit * -(40.0 - 24.6), rel=0.1)  # 3.3 lies between 3.4 and 3.2, after 20 to 30
 
 
 FALL = ([10.0, 20.0, 30.0], [4.0, 3.5, 3.3])

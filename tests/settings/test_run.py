@@ -4,10 +4,13 @@ import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.core.errors import ConfigError
 from paceline.recipes.presets import preset
-from paceline.settings.optim import AdamConfig, MuonConfig
+from paceline.settings.data import BatchConfig
+from paceline.settings.optim import AdamConfig, GroupConfig, MuonConfig
 from paceline.settings.parallel import ParallelConfig
 from paceline.settings.run import MetricsConfig, TrainConfig
 
@@ -33,6 +36,51 @@ from paceline.settings.run import MetricsConfig, TrainConfig
 def test_a_setting_that_cannot_work_is_refused_with_its_flag(config: object, field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=field.replace("_", "-")):
         replace(config, **{field: value})  # type: ignore[type-var]
+
+
+def test_a_group_that_the_model_has_not_is_refused_with_the_config() -> None:
+    """Before any device is looked at."""
+    demo = preset("demo")
+    with pytest.raises(ConfigError, match=r"optim\.groups: 'copy_head' is no group of this model"):
+        replace(demo, optim=replace(demo.optim, groups=(GroupConfig(name="copy_head"),)))
+
+
+def test_end_of_text_is_a_token_of_the_vocabulary() -> None:
+    demo = preset("demo")
+    last = demo.model.vocab_size - 1
+    assert replace(demo, data=replace(demo.data, end_of_text=last)).data.end_of_text == last
+    with pytest.raises(ConfigError, match=f"--data.end-of-text {last + 1} is not below --model.vocab-size"):
+        replace(demo, data=replace(demo.data, end_of_text=last + 1))
+
+
+@given(sequences=st.integers(1, 300), length=st.sampled_from([1, 128, 1000, 65_536, 65_537]))
+def test_a_forward_pass_takes_as_many_sequences_as_divide_the_batch_and_fit(sequences: int, length: int) -> None:
+    fitting = [n for n in range(1, sequences + 1) if sequences % n == 0 and n * length <= 65_536]
+    assert BatchConfig(tokens=sequences * length, sequence_tokens=length).micro_sequences == max(fitting, default=1)
+
+
+@given(before=st.integers(1, 60), micro=st.integers(1, 60), after=st.integers(1, 60))
+def test_a_batch_of_another_size_keeps_the_largest_micro_batch_that_divides_it(
+    before: int, micro: int, after: int
+) -> None:
+    batch = BatchConfig(tokens=before * micro * 8, sequence_tokens=8, micro_tokens=micro * 8).with_tokens(after * 8)
+    assert batch.sequences == after
+    assert batch.micro_sequences == max(n for n in range(1, min(micro, after) + 1) if after % n == 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"tokens": 1000, "sequence_tokens": 300}, "--batch.tokens 1,000 is not a multiple .*; use 900 or"),
+        ({"tokens": 100, "sequence_tokens": 300}, "use 300 or"),
+        ({"tokens": 1200, "sequence_tokens": 300, "micro_tokens": 0}, "--batch.micro-tokens 0 must be"),
+        ({"tokens": 1200, "sequence_tokens": 300, "micro_tokens": 400}, "--batch.micro-tokens 400 must be"),
+        ({"tokens": 1200, "sequence_tokens": 300, "micro_tokens": 900}, "--batch.micro-tokens 900 must be"),
+    ],
+)
+def test_a_batch_that_cannot_be_cut_is_refused(values: dict[str, int], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        BatchConfig(**values)
 
 
 @pytest.mark.parametrize(

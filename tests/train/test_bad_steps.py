@@ -1,6 +1,7 @@
 """Bad numbers: the step is skipped without a trace, counted, and a row of them ends the run with a report."""
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -202,6 +203,20 @@ def test_a_spike_is_a_loss_far_above_those_before() -> None:
     subject.wait()
     assert (subject.skipped, subject.last_step) == (2, 201)
     assert subject.reason.startswith("a loss of 5.")
+
+
+def test_the_reason_of_a_spike_has_the_loss_and_what_was_usual() -> None:
+    subject, _ = judge(spike=6.0)
+    noise = torch.randn(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 0.1
+    for step, off in enumerate(noise.tolist()):
+        subject.judge(step, torch.tensor([3.0 + off]))
+    subject.judge(400, torch.tensor([5.25]))
+    subject.wait()
+    found = re.fullmatch(r"a loss of (.+) after (.+) with a standard deviation of (.+)", subject.reason)
+    assert found is not None
+    assert found[1] == "5.2500"
+    assert float(found[2]) == pytest.approx(3.0, abs=0.04)
+    assert float(found[3]) == pytest.approx(0.1, rel=0.3)
 
 
 def test_its_memory_survives_a_checkpoint() -> None:

@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from paceline.model.attention import attention_of, plan_reference
 from paceline.model.gpt import GPT
 from paceline.model.masks import MaskRule, dense_mask, document_ids
 from paceline.parallel.machine import inspect_machine
+from paceline.parallel.ranks import Ranks
 from paceline.settings.backends import LmHeadConfig
 from paceline.settings.model import LayerConfig, ModelConfig, WindowConfig
 from paceline.settings.run import BadStepsConfig, RunConfig
@@ -227,11 +228,48 @@ def test_scores_and_logits_are_the_largest_that_count(case: str) -> None:
     assert found["largest_logit"].item() == pytest.approx(logit, rel=1e-5)
 
 
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("query", "key"), [(0, 0), (1, 0), (255, 200), (256, 200), (639, 639), (639, 600)])
+def test_the_largest_score_is_found_wherever_it_is(case: str, query: int, key: int) -> None:
+    """Also at the first key, and where blocks of queries meet."""
+    config = CASES[case]
+    layer = config.layers[0]
+    shape = attention_of(layer)
+    q, k = torch.zeros(1, 640, shape.num_heads, shape.qk_dim), torch.zeros(1, 640, shape.kv_heads, shape.qk_dim)
+    q[0, query, -1], k[0, key, -1] = 3.0, -2.0
+    documents = torch.zeros(1, 640, dtype=torch.int32)
+    found = diagnostics.largest_score(config, layer, q, k, documents, torch.tensor(128))
+    seen = dense_mask(MaskRule.of(config), documents, 640, torch.tensor(128))[0, query, key]
+    assert found.item() == pytest.approx(6.0 * shape.qk_dim * shape.scale if seen else 0.0)
+
+
 def test_a_score_that_is_masked_does_not_count() -> None:
     model = shaken(small("r18-softcap"))
     tokens = random_tokens(1, 640)
     found = [model_extremes(model, DeviceBatch(tokens, tokens), windows(w))["largest_score"] for w in (128, 640)]
     assert found[0] < found[1]  # type: ignore[operator]
+
+
+@dataclass(frozen=True)
+class Alone(Ranks):
+    """A rank whose values nobody else's join."""
+
+    def largest_(self, values: Tensor) -> Tensor:
+        return values
+
+
+def test_of_the_global_batch_only_the_first_sequences_are_looked_at_on_any_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three sequences, of which rank 0 holds two and rank 1 one more of its two; ranks 2 and on hold none."""
+    monkeypatch.setattr(diagnostics, "OBSERVED_TOKENS", 3 * 128)
+    model = shaken(small("r18-softcap"))
+    tokens = random_tokens(6, 128)
+    each = [model_extremes(model, DeviceBatch(row, row), windows(128))["largest_score"] for row in tokens.split(1)]
+    for rank, seen in enumerate([each[0:2], each[2:3], []]):
+        mine = tokens[2 * rank : 2 * rank + 2]
+        found = model_extremes(model, DeviceBatch(mine, mine), windows(128), Alone(rank, 3))["largest_score"]
+        assert found == max(seen, default=0.0)
 
 
 def test_a_model_without_attention_has_no_score() -> None:

@@ -229,6 +229,24 @@ def test_a_run_that_would_read_twice_is_refused_on_one_pass(tmp_path: Path) -> N
         run(replace(config, data=replace(config.data, one_pass=True)), tmp_path / "run")
 
 
+def test_one_pass_lets_a_run_go_on_to_its_end_and_refuses_a_rewind_past_it(tmp_path: Path) -> None:
+    """The data are enough for the run and for no step more."""
+    config = tiny_config(tmp_path / "data")
+    tokens = open_shard(tmp_path / "data" / "x_train_000001.bin").tokens
+    steps = (len(tokens) - 1) // 256 // 4
+    config = replace(config, steps=steps, data=replace(config.data, one_pass=True))
+    config = replace(
+        config, evaluate=replace(config.evaluate, every=None), checkpoint=replace(config.checkpoint, every=1)
+    )
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(ConfigError, match=f"one pass gives {steps} steps"):
+        run(replace(config, steps=steps + 1), folder.path)
+    run(replace(config, train=replace(config.train, stop_after=steps - 2)), folder.path)
+    with pytest.raises(ConfigError, match=r"--data\.one-pass forbids"):
+        resume_run(config, folder, rewind=steps - 3)
+    assert resume_run(config, folder).card.finished
+
+
 def test_a_run_that_reads_its_text_often_says_so_once_and_on_its_card(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
