@@ -52,7 +52,7 @@ class TextResult(Validation):
 def read_text(path: Path) -> TextFile:
     """Checked from end to end, so that a mistake costs no waiting."""
     try:
-        file = open(path, "rb")  # noqa: SIM115 (open until all models have judged it)
+        file: IO[bytes] = open(path, "rb")  # noqa: SIM115 (open until all models have judged it)
         if not file.seekable():
             file, pipe = tempfile.TemporaryFile(), file  # noqa: SIM115
             shutil.copyfileobj(pipe, file)
