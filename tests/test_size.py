@@ -25,9 +25,9 @@ def lines(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
-def test_the_source_is_at_most_28_500_lines() -> None:
+def test_the_source_is_at_most_33_000_lines() -> None:
     kinds = {".py", ".toml", ".js", ".css", ".html"}
-    assert sum(lines(path) for path in ROOT.rglob("*") if path.suffix in kinds) <= 28_500
+    assert sum(lines(path) for path in ROOT.rglob("*") if path.suffix in kinds) <= 33_000
 
 
 def test_a_run_of_two_steps_executes_at_most_40_files_of_the_core(tmp_path: Path) -> None:

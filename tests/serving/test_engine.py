@@ -26,7 +26,7 @@ def test_everybody_is_told_and_nobody_is_let_in() -> None:
     async def scene() -> None:
         engine = make_engine(tiny_model(), WINDOWS, LIMITS)
         decoder = engine.batcher.decoder
-        decoder.feed = decoder.free = broken
+        decoder.stream = decoder.free = broken
         engine.start()
         replies = [engine.open([stream()]), engine.open([stream(), stream()])]
         for reply in replies:

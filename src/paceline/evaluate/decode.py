@@ -86,7 +86,16 @@ class Decoder:
 
     @torch.inference_mode()
     def feed(self, tokens_BT: Tensor, *, first: int = 0, live: Sequence[bool] | None = None) -> Tensor:
-        """Append T tokens to B slots from `first` on; the logits that follow the last of them, (B, vocabulary) fp32.
+        """Append T tokens to B slots from `first` on; the logits that follow the last of them, (B, vocabulary) fp32."""
+        return self.logits_of(self.stream(tokens_BT, first=first, live=live)[:, -1:])[:, 0]
+
+    @torch.inference_mode()
+    def logits_of(self, x: Tensor) -> Tensor:
+        return self.model.head_of(x)[..., : self.model.config.vocab_size]  # padding columns are no tokens
+
+    @torch.inference_mode()
+    def stream(self, tokens_BT: Tensor, *, first: int = 0, live: Sequence[bool] | None = None) -> Tensor:
+        """Append T tokens to B slots from `first` on; the stream after the last piece of them.
 
         A slot that is not `live` is computed along with its neighbours, which is cheaper than copying theirs together,
         but does not advance: what it wrote lies where its own next token will overwrite it before any query sees it."""
@@ -101,7 +110,7 @@ class Decoder:
             x = self.append(piece, torch.tensor(starts, device=piece.device), first=first, used=used)
             for slot in living:
                 self.lengths[slot] += piece.size(1)
-        return self.model.head_of(x[:, -1:])[:, 0, : self.model.config.vocab_size]  # padding columns are no tokens
+        return x
 
     def append(
         self, tokens_BT: Tensor, starts_B: Tensor, *, first: int, used: int, plan: PlanOver = plan_plainly

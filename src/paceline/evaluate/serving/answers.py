@@ -3,17 +3,19 @@
 import json
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.evaluate.generate import TextStream
 from paceline.evaluate.serving.engine import Reply
+from paceline.evaluate.serving.logprobs import Logprobs
 from paceline.evaluate.serving.request import Completion, RefusedError
 from paceline.text.tokenizer import Tokenizer
 
-Piece = tuple[int, str, str | None]
-"""(choice, text that follows, why it ended)"""
+Piece = tuple[int, str, str | None, dict[str, list[Any]] | None]
+"""(choice, text that follows, why it ended, log-probabilities of its tokens)"""
 
 
 @dataclass
@@ -33,11 +35,14 @@ class Answer:
 
     async def whole(self) -> dict[str, Any]:
         texts = [""] * len(self.reply.streams)
-        ends = list(texts)
-        async for index, piece, finish in self.pieces():
+        ends, wanted = list(texts), self.asked.logprobs is not None
+        logprobs: list[defaultdict[str, list[Any]]] = [defaultdict(list) for _ in texts]
+        async for index, piece, finish, added in self.pieces():
             texts[index] += piece
             ends[index] = finish or ""
-        choices = [_choice(index, text, ends[index]) for index, text in enumerate(texts)]
+            for name, values in (added or {}).items():
+                logprobs[index][name] += values
+        choices = [_choice(n, text, ends[n], logprobs[n] if wanted else None) for n, text in enumerate(texts)]
         return {**self.head, "choices": choices, "usage": self.usage()}
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -56,10 +61,17 @@ class Answer:
         """Text as it comes, of all choices, each with an end."""
         number = {stream: index for index, stream in enumerate(self.reply.streams)}
         texts = {stream: TextStream(self.tokenizer, self.asked.stops) for stream in self.reply.streams}
+        most = self.asked.logprobs
+        logprobs = {} if most is None else {stream: Logprobs(self.tokenizer, most) for stream in texts}
+        if self.asked.echo:
+            for index in range(len(texts)):
+                yield index, self.asked.given[index // self.asked.n], None, None
         while texts:
             event = await self.reply.events.get()
             if (text := texts.get(event.stream)) is None:
                 continue  # made before the engine heard of the stop
+            if (tokens := logprobs.get(event.stream)) is not None:
+                tokens.add(event.scored)
             if event.finish == "timeout":
                 raise RefusedError(f"not done within {self.timeout_s:g} s", status=504, code="timeout")
             if event.finish == "error":
@@ -71,15 +83,15 @@ class Answer:
                 del texts[event.stream]
                 self.reply.engine.drop(event.stream)
             if piece or finish:
-                yield number[event.stream], piece, finish
+                yield number[event.stream], piece, finish, None if tokens is None else tokens.take()
 
     def usage(self) -> dict[str, int]:
         given, made = sum(map(len, self.asked.prompts)), self.made_tokens
         return {"prompt_tokens": given, "completion_tokens": made, "total_tokens": given + made}
 
 
-def _choice(index: int, text: str, finish: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
+def _choice(index: int, text: str, finish: str | None, logprobs: dict[str, list[Any]] | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
 
 def _event(value: Any) -> bytes:

@@ -77,8 +77,15 @@ class Server:
         asked = await asyncio.to_thread(parse_completion, body, self.tokenizer, model=self.name, **sizes)
         limit_s = self.limits.timeout_s
         streams = [
-            Stream(sampling, prompt, asked.new_tokens, deadline=arrived + limit_s)
-            for prompt in asked.prompts
+            Stream(
+                sampling,
+                prompt,
+                asked.new_tokens,
+                deadline=arrived + limit_s,
+                logprobs=asked.logprobs,
+                echo_from=int(opened) if asked.echo else None,
+            )
+            for prompt, opened in zip(asked.prompts, asked.opened, strict=True)
             for sampling in asked.samplings
         ]
         answer = Answer(self.name, self.tokenizer, asked, self.engine.open(streams), limit_s)
@@ -87,6 +94,10 @@ class Server:
         with contextlib.closing(answer.reply):
             whole = await _while_connected(request.receive, answer.whole())
         return Response(status_code=GONE) if whole is None else JSONResponse(whole)
+
+    async def chat(self, _: Request) -> Response:
+        reason = "there are no chat completions: the model continues texts and was taught no form of a conversation"
+        raise RefusedError(f"{reason}; send the text to /v1/completions", status=404, code="not_supported")
 
     async def _body(self, request: Request) -> bytes:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -194,6 +205,7 @@ def make_app(
         Route("/v1/models", server.models),
         Route("/v1/models/{name}", server.model),
         Route("/v1/completions", server.completions, methods=["POST"]),
+        Route("/v1/chat/completions", server.chat, methods=["POST"]),
     ]
     handlers = {RefusedError: _refuse, HTTPException: _refuse_http, ClientDisconnect: _gone}
     return _Guard(Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers), hosts)

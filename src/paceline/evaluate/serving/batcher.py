@@ -21,6 +21,7 @@ from paceline.evaluate.decode import PIECE_TOKENS, Decoder
 from paceline.evaluate.decode_graph import DecodeGraph, Ids
 from paceline.evaluate.inference_model import prepared
 from paceline.evaluate.sampling import Writing, choose
+from paceline.evaluate.serving.logprobs import Scored, Scores
 from paceline.model.gpt import GPT
 from paceline.model.masks import Windows
 
@@ -33,7 +34,7 @@ class Stream(Writing):
 
     prompt: list[int]
     new_tokens: int
-    """At most; at least 1."""
+    """At most. 0: the prompt is only read."""
     deadline: float
     """On the batcher's clock."""
     slot: int | None = None
@@ -42,6 +43,10 @@ class Stream(Writing):
     last: int = 0
     """The token to feed next, once the whole prompt is in the cache."""
     made: int = 0
+    logprobs: int | None = None
+    """How many of the likeliest tokens are told of at each place; None: nothing is, not even of its own token."""
+    echo_from: int | None = None
+    """The prompt's first token that is told of, too; None: none is."""
 
     @property
     def begun(self) -> bool:
@@ -55,6 +60,8 @@ class Event:
     stream: Stream
     token: int | None = None
     finish: Finish | None = None
+    scored: tuple[Scored, ...] = ()
+    """Of a stream that asks for `logprobs`: its token, also an end-of-text that ends it; or tokens of its prompt."""
 
 
 class Batcher:
@@ -72,8 +79,8 @@ class Batcher:
         self.model, self.clock = model, clock
         self.decoder = Decoder(model, windows=windows, max_tokens=max_tokens, slots=slots)
         self.steady = None if steady is None else steady(self.decoder)
-        self.made_by_steady: tuple[Ids, list[Stream | None]] | None = None
-        """Launched and not yet read: ids, and whose they are."""
+        self.made_by_steady: tuple[Ids, list[Stream | None], Scores | None] | None = None
+        """Launched and not yet read: ids, whose they are, and scores of all if somebody asks for them."""
         self.waiting: deque[Stream] = deque()
         self.slots: list[Stream | None] = [None] * slots
         self.starting: deque[Stream] = deque()
@@ -129,15 +136,28 @@ class Batcher:
     def _feed_prompt(self, stream: Stream) -> list[Event]:
         assert stream.slot is not None
         piece = stream.prompt[stream.fed : stream.fed + PIECE_TOKENS]
-        logits = self.decoder.feed(torch.tensor([piece], device=self.decoder.device), first=stream.slot)
+        x = self.decoder.stream(torch.tensor([piece], device=self.decoder.device), first=stream.slot)
+        events = self._prompt_scores(stream, x[0])
         stream.fed += len(piece)
         if not stream.begun:
-            return []
+            return events
         self.starting.popleft()
-        events = self._draw(stream, logits[0])
+        if stream.new_tokens == 0:
+            return [*events, self._end(stream, "length")]
+        events += self._draw(stream, self.decoder.logits_of(x[:, -1:])[0, 0])
         if self.steady is not None and stream.slot is not None:
             self.steady.begin(stream.slot, stream.last)
         return events
+
+    def _prompt_scores(self, stream: Stream, x_TD: Tensor) -> list[Event]:
+        """Of the tokens that follow those of this piece, in the prompt."""
+        if stream.logprobs is None or stream.echo_from is None:
+            return []
+        first = [Scored(stream.prompt[0])] if stream.fed == stream.echo_from else []  # nothing stands before it
+        following = stream.prompt[stream.fed + 1 : stream.fed + 1 + len(x_TD)]
+        ids = torch.tensor(following, dtype=torch.long, device=x_TD.device)
+        scores = Scores(self.decoder.logits_of(x_TD[None, : len(following)])[0], ids, stream.logprobs)
+        return [Event(stream, scored=(*first, *scores.read()))]
 
     def _feed_tokens(self) -> list[Event]:
         live = [stream is not None and stream.begun for stream in self.slots]
@@ -149,32 +169,45 @@ class Batcher:
 
     def _feed_steadily(self, steady: DecodeGraph) -> list[Event]:
         """Launch the next tokens, then tell of those before. Who has ended or left meanwhile is passed over."""
-        ids, whose = self.made_by_steady or (None, [None] * len(self.slots))
+        ids, whose, scores = self.made_by_steady or (None, [None] * len(self.slots), None)
         live = [  # one in flight may be a text's last
             stream if stream and stream.begun and stream.made + (stream is last) < stream.new_tokens else None
             for stream, last in zip(self.slots, whose, strict=True)
         ]
-        self.made_by_steady = (steady.launch(live), live) if any(live) else None
+        self.made_by_steady = (steady.launch(live), live, self._scores(steady, live)) if any(live) else None
         tokens = [] if ids is None else ids.wait()
+        scored = [None] * len(tokens) if scores is None else scores.read()
         made = [
-            (stream, token) for stream, token in zip(whose, tokens, strict=False) if stream and stream.slot is not None
+            (stream, token, score)
+            for stream, token, score in zip(whose, tokens, scored, strict=False)
+            if stream and stream.slot is not None
         ]
-        return [event for stream, token in made for event in self._continue(stream, token)]
+        return [event for one in made for event in self._continue(*one)]
+
+    @staticmethod
+    def _scores(steady: DecodeGraph, live: list[Stream | None]) -> Scores | None:
+        """Of the tokens that were just launched."""
+        asked = [stream.logprobs for stream in live if stream and stream.logprobs is not None]
+        return Scores(steady.logits, steady.tokens, max(asked)) if asked else None
 
     def _draw(self, stream: Stream, logits_V: Tensor) -> list[Event]:
-        return self._continue(stream, choose(logits_V, stream.sampling, stream.generator))
+        token, score = choose(logits_V, stream.sampling, stream.generator), None
+        if stream.logprobs is not None:
+            [score] = Scores(logits_V[None], torch.tensor([token], device=logits_V.device), stream.logprobs).read()
+        return self._continue(stream, token, score)
 
-    def _continue(self, stream: Stream, token: int) -> list[Event]:
+    def _continue(self, stream: Stream, token: int, score: Scored | None) -> list[Event]:
         """The next token of one text, and its end if that is due: as `generate`, which ends before an end-of-text."""
+        scored = () if score is None or stream.logprobs is None else (score,)
         if token == self.model.end_of_text:
-            return [self._end(stream, "stop")]
+            return [self._end(stream, "stop", scored)]
         stream.last, stream.made = token, stream.made + 1
-        made = Event(stream, token=token)
+        made = Event(stream, token=token, scored=scored)
         return [made, self._end(stream, "length")] if stream.made == stream.new_tokens else [made]
 
-    def _end(self, stream: Stream, finish: Finish) -> Event:
+    def _end(self, stream: Stream, finish: Finish, scored: tuple[Scored, ...] = ()) -> Event:
         self.drop(stream)
-        return Event(stream, finish=finish)
+        return Event(stream, finish=finish, scored=scored)
 
 
 def make_batcher(model: GPT, *, windows: Windows, slots: int, max_tokens: int, compiled: bool = True) -> Batcher:

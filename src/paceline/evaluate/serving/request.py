@@ -15,22 +15,21 @@ from paceline.text.tokenizer import Tokenizer
 DEFAULT_NEW_TOKENS = 16
 """As in the protocol."""
 MAX_TEMPERATURE = 2.0
+MAX_LOGPROBS = 20
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 256
 SEEDS = 1 << 63
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
-    "echo": (False,),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "logit_bias": ({},),
-    "logprobs": (),
     "suffix": ("",),
 }
 """Fields that are not built, with the values, besides null, that mean no more than their absence."""
 FIELDS = {
     "model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n", "stream", "stream_options",
-    "user", *NEUTRAL,
+    "user", "logprobs", "echo", *NEUTRAL,
 }  # fmt: skip
 
 
@@ -47,6 +46,10 @@ class Completion:
     """What is asked for: `n` texts for each prompt."""
 
     prompts: tuple[list[int], ...]
+    given: tuple[str, ...]
+    """Each prompt as text, for `echo`."""
+    opened: tuple[bool, ...]
+    """Whether an end-of-text was put before the prompt; `echo` does not tell of it."""
     n: int
     new_tokens: int
     sampling: SamplingConfig
@@ -54,6 +57,10 @@ class Completion:
     stream: bool
     include_usage: bool
     """At the end of a stream."""
+    echo: bool
+    """Whether the prompt is a part of the text."""
+    logprobs: int | None
+    """How many of the likeliest tokens are told of at each place."""
 
     @property
     def samplings(self) -> list[SamplingConfig]:
@@ -87,9 +94,11 @@ def parse_completion(
             raise RefusedError(f"{name} is not supported here; leave it out", param=name)
     if found.get("model") not in (None, model):
         raise RefusedError(f"there is only the model {model!r} here", status=404, param="model", code="model_not_found")
-    new_tokens = _integer(found, "max_tokens", DEFAULT_NEW_TOKENS, 1, max_tokens)
+    echo = _flag(found, "echo")
+    new_tokens = _integer(found, "max_tokens", DEFAULT_NEW_TOKENS, 0 if echo else 1, max_tokens)
     n = _integer(found, "n", 1, 1, max_choices)
-    prompts = tuple(_tokens(prompt, tokenizer, max_tokens - new_tokens) for prompt in _prompts(found.get("prompt")))
+    asked = _prompts(found.get("prompt"))
+    prompts = tuple(_tokens(prompt, tokenizer, max_tokens - new_tokens) for prompt in asked)
     if len(prompts) * n > max_choices:
         raise RefusedError(f"{len(prompts) * n} texts; at most {max_choices} in one request", param="prompt")
     options = {} if found.get("stream_options") is None else found["stream_options"]
@@ -99,6 +108,8 @@ def parse_completion(
         raise RefusedError(f"{unknown[0][:80]!r} in stream_options is not known here", param="stream_options")
     return Completion(
         prompts=prompts,
+        given=tuple(one if isinstance(one, str) else _text(one, tokenizer) for one in asked),
+        opened=tuple(isinstance(one, str) for one in asked),
         n=n,
         new_tokens=new_tokens,
         sampling=SamplingConfig(
@@ -110,7 +121,13 @@ def parse_completion(
         stops=_stops(found.get("stop")),
         stream=_flag(found, "stream"),
         include_usage=_flag(options, "include_usage"),
+        echo=echo,
+        logprobs=None if found.get("logprobs") is None else _integer(found, "logprobs", 0, 0, MAX_LOGPROBS),
     )
+
+
+def _text(tokens: list[int], tokenizer: Tokenizer) -> str:
+    return tokenizer.decode_bytes(tokens).decode(errors="replace")
 
 
 def _prompts(found: Any) -> list[Any]:
