@@ -85,7 +85,7 @@ def _places(evaluation: Evaluation) -> Table:
     table = plain_table("places", "window", ">tokens", ">loss")
     for row in evaluation.positions:
         at = dict(zip(POSITION_COLUMNS, row, strict=True))
-        side = window_side(at["first"], evaluation.of["window_tokens"], evaluation.of.get("sequence_tokens"))
+        side = window_side(at["first"] or 0, evaluation.of["window_tokens"], evaluation.of.get("sequence_tokens"))
         table.add_row(f"{at['first']:,} to {at['last']:,}", side, f"{at['tokens']:,}", f"{at['loss']:.4f}")
     return table
 
