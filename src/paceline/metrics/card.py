@@ -56,7 +56,7 @@ POSITION_COLUMNS = ("first", "last", "inside_window", "tokens", "loss")
 LOSS_COLUMNS = ("step", "val_loss", "val_bpb", "train_s", "wall_s")  # meaning of a row of `RunCard.losses`
 
 
-def window_side(first: int, window: int | None, sequence: int | None) -> str:
+def window_side(first: float, window: int | None, sequence: int | None) -> str:
     """Where a bucket of places lies that begins at this one, by the window and the sequence of an evaluation."""
     if sequence is not None and first >= sequence:
         return "next sequence"
