@@ -24,9 +24,14 @@ def test_it_serves_a_run_until_ctrl_c() -> None:
         request = urllib.request.Request(f"{url}v1/completions", asked, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=20) as answer:
             assert json.load(answer)["model"] == RUN.name
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            page = answer.read().decode()
         process.send_signal(signal.SIGINT)
         said, complained = process.communicate(timeout=30)
     assert (process.returncode, said, complained) == (0, "", "")
+    card = json.loads((RUN / "card.json").read_text())
+    assert f"step {card['steps_done']:,} of {card['steps']:,}, " in page
+    assert f"validation loss {card['val_loss']:.4f}" in page
 
 
 def one_line(capsys: pytest.CaptureFixture[str], *words: str) -> str:

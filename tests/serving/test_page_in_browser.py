@@ -1,5 +1,6 @@
 """The page in Chromium: text comes, can be stopped, and never becomes markup; by keyboard, in the dark, on a phone."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -38,6 +39,30 @@ def test_a_prompt_is_continued_by_keyboard_and_shown_as_text(browser: "playwrigh
     expected = "".join(text_stream(tiny_model(), TOKENIZER, prompt, sampling, windows=WINDOWS, new_tokens=60))
     assert page.locator("#text").text_content() == prompt + expected
     assert page.locator("#text b, #text script").count() == 0
+    assert result.complaints == []
+
+
+def test_the_drawn_seed_and_the_rate_are_shown_and_the_text_goes_on(
+    browser: "playwright.Browser", server: Served
+) -> None:
+    result = opened(browser, server.url)
+    page = result.page
+    page.get_by_label("Text to continue").fill("Return")
+    page.get_by_label("New tokens").fill("30")
+    given, seeds = "Return", set()
+    for button in ("Continue", "Write on"):
+        given = re.sub(r"\r\n?", "\n", given)  # as a text field keeps it
+        page.get_by_role("button", name=button).click()
+        page.get_by_role("button", name=button, disabled=False).wait_for()
+        found = re.fullmatch(
+            r"Done \(length\): 30 tokens, \d+ tokens/s, seed (\d+)", page.locator("#state").inner_text()
+        )
+        assert found is not None
+        seeds.add(found[1])
+        sampling = SamplingConfig(temperature=0.8, top_k=50, seed=int(found[1]))
+        given += "".join(text_stream(tiny_model(), TOKENIZER, given, sampling, windows=WINDOWS, new_tokens=30))
+        assert page.locator("#text").text_content() == given
+    assert len(seeds) == 2
     assert result.complaints == []
 
 

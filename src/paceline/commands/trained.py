@@ -102,6 +102,7 @@ def serve(argv: Sequence[str]) -> int:
             raise
         raise UserError(f"paceline serve needs {error.name}: pip install 'paceline[serve]'") from None
     from paceline.evaluate.load import load_run
+    from paceline.evaluate.serving.page import facts
 
     limits = arguments.limits
     with listen(arguments.host, arguments.port) as listening:
@@ -110,7 +111,8 @@ def serve(argv: Sequence[str]) -> int:
         if run.model.embeddings.token.device.type == "cuda":
             say(f"preparing the step of {limits.max_streams} streams")
         engine = make_engine(run.model, run.windows, limits)
-        app = make_app(engine, run.tokenizer, name, limits, hosts=HOSTS | {arguments.host.lower()})
+        hosts = HOSTS | {arguments.host.lower()}
+        app = make_app(engine, run.tokenizer, name, limits, about=facts(run), hosts=hosts)
         print(f"http://localhost:{listening.getsockname()[1]}/ serves {name}; Ctrl-C ends", flush=True)
         serve_until_interrupted(make_server(app, texts=engine.room, answer_s=limits.timeout_s), listening)
     return 0

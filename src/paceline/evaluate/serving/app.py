@@ -52,6 +52,8 @@ class Server:
     engine: Engine
     limits: ServeConfig
     started: int
+    about: str
+    """What the page says of the run."""
 
     @property
     def max_tokens(self) -> int:
@@ -67,7 +69,7 @@ class Server:
         return JSONResponse(model_card(self.name, self.started))
 
     async def page(self, _: Request) -> Response:
-        return HTMLResponse(page(self.name, self.max_tokens))
+        return HTMLResponse(page(self.name, self.max_tokens, self.about))
 
     async def completions(self, request: Request) -> Response:
         arrived = self.engine.batcher.clock()
@@ -189,10 +191,16 @@ def make_engine(model: GPT, windows: Windows, limits: ServeConfig) -> Engine:
 
 
 def make_app(
-    engine: Engine, tokenizer: Tokenizer, name: str, limits: ServeConfig, *, hosts: frozenset[str] = HOSTS
+    engine: Engine,
+    tokenizer: Tokenizer,
+    name: str,
+    limits: ServeConfig,
+    *,
+    about: str = "",
+    hosts: frozenset[str] = HOSTS,
 ) -> ASGIApp:
-    """`name`: what the model is called; `hosts`: what this server may be called."""
-    server = Server(name, tokenizer, engine, limits, int(time.time()))
+    """`name`: what the model is called; `about`: what the page says of it; `hosts`: what this server may be called."""
+    server = Server(name, tokenizer, engine, limits, int(time.time()), about)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
