@@ -150,7 +150,8 @@ def _options(cls: Any, prefix: str, made: Any = MISSING) -> Iterator[tuple[str, 
 def _flag(field: Field, prefix: str) -> str:
     if POSITIONAL & field.marks:
         return f"`{field.name.upper()}`"
-    name = field.name.replace("_", "-")
+    stated = next((name for mark in field.marks if (name := getattr(mark, "name", None))), field.name)
+    name = stated.replace("_", "-")
     return f"`--{prefix}{name}`" + (f" or `--{prefix}no-{name}`" if field.hint is bool else "")
 
 

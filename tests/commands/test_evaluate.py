@@ -98,7 +98,7 @@ def damaged(path: Path) -> Path:
 
 MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "no such run": (lambda run: [str(run / "nowhere")], "no such run"),
-    "no checkpoint": (lambda run: [str(without(run, "checkpoints"))], "no usable checkpoint"),
+    "no checkpoint": (lambda run: [str(without(run, "checkpoints"))], "checkpoints: is not there, though the run"),
     "no tokenizer": (lambda run: [str(without(run, "tokenizer.json"))], "holds no tokenizer.json"),
     "no card": (lambda run: [str(without(run, "card.json"))], "card.json: does not exist"),
     "no data": (lambda run: [str(with_data_gone(run))], "not a folder"),

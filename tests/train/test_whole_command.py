@@ -102,9 +102,9 @@ def test_a_folder_whose_start_was_interrupted(tmp_path: Path, capfd: pytest.Capt
     assert "no config.json in it" in mistake(capfd, str(tmp_path / "run"))
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint(copied: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_whose_checkpoints_are_gone(copied: Path, capfd: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(copied / "checkpoints")
-    assert "no usable checkpoint (none was saved yet)" in mistake(capfd, str(copied))
+    assert "checkpoints: is not there, though the run has made" in mistake(capfd, str(copied))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"model": {}}'])

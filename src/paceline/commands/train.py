@@ -125,7 +125,7 @@ def parse_on_preset(cls: type[T], argv: Sequence[str], base: RunConfig, *, verb:
     if (given := arguments.preset) != base.preset:
         if (run := getattr(arguments, "resume", None)) is not None:
             raise ConfigError(f"{given}: --resume {run} is a run of {base.preset}; leave it out")
-        if (where := arguments.like or arguments.config_file) is not None:
+        if (where := getattr(arguments, "like", None) or getattr(arguments, "config_file", None)) is not None:
             raise ConfigError(f"{given}: {where} has settings of {base.preset}; leave it out")
         raise ConfigError(f"the preset {given} goes first: paceline {verb} {given} --flags")
     if os.environ.get("RANK", "0") == "0":

@@ -153,7 +153,7 @@ def test_a_run_without_a_checkpoint_is_refused(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("step_*"))
-    assert "no usable checkpoint (none was saved yet)" in refusal(capsys, copy, "--out", tmp_path / "out")
+    assert "holds no checkpoint, though the run has made" in refusal(capsys, copy, "--out", tmp_path / "out")
     assert "none was saved yet" in refusal(capsys, copy, "--out", tmp_path / "out", "--checkpoint", 12)
     assert "no such run" in refusal(capsys, tmp_path / "nothing", "--out", tmp_path / "out")
 
