@@ -19,7 +19,7 @@ from paceline.lab.plan.visits import DOCUMENT_TOKENS, LOG_SPREAD, visited_keys
 from paceline.lab.plan.work import Setting, computation, matrix_bytes, matrix_shapes, table_bytes
 from paceline.metrics.flops import DENSE_BF16_FLOPS
 from paceline.model.gpt import GPT
-from paceline.recipes.presets import PRESETS, preset
+from paceline.recipes.presets import preset
 from paceline.recipes.scaling import with_steps
 from paceline.settings.model import ModelConfig, WindowConfig
 from paceline.settings.parallel import ParallelConfig
@@ -48,7 +48,7 @@ def test_predictions_are_within_15_percent_of_every_figure_and_without_having_se
 def test_the_public_figures_are_all_held_against() -> None:
     """A figure that nobody compares would pass any test."""
     sources = " ".join(check.source for check in STEP_CHECKS)
-    assert all(f"public log, {name}, 8 H100" in sources for name in PRESETS if name != "demo")
+    assert all(f"public log, {name}, 8 H100" in sources for name in RECORDS)
     assert len(PUBLIC_STEPS_MS) == 5
     assert len(PUBLIC_PEAKS_MIB) == 3
 

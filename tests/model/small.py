@@ -8,9 +8,10 @@ from torch import Tensor
 from paceline.model.gpt import GPT
 from paceline.model.masks import window_tensor
 from paceline.recipes.presets import PRESETS
+from paceline.recipes.records import RECORDS as ALL_RECORDS
 from paceline.settings.model import ModelConfig, PrecisionConfig
 
-RECORDS = [name for name in PRESETS if name != "demo"]
+RECORDS = list(ALL_RECORDS)
 WINDOWED = [name for name in RECORDS if PRESETS[name]().model.window.unit != "none"]
 END_OF_TEXT = 7
 

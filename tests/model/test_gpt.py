@@ -307,11 +307,12 @@ def test_full_size_presets_have_the_records_parameters(
 def test_every_parameter_is_in_one_group(name: str) -> None:
     model = built(small(name) if name != "demo" else preset(name).model)
     groups = model.parameter_groups()
-    assert set(groups) <= set(GROUPS)
+    assert set(groups) <= {*GROUPS, "vectors"}
     named = [parameter for group in groups.values() for parameter in group]
     assert sorted(named) == sorted(parameter for parameter, _ in model.named_parameters())
     assert all(p.dim() == 2 and n.startswith("blocks.") for n, p in groups["matrices"].items())
-    assert list(groups["embeddings"]) == ["embeddings.token"]
+    learned = ["embeddings.position"] if model.config.positions == "learned" else []
+    assert list(groups["embeddings"]) == ["embeddings.token", *learned]
     assert all(p.dim() == 2 and n.startswith("embeddings.value") for n, p in groups.get("value_embeddings", {}).items())
     assert all(p.dim() == 1 for p in groups.get("scalars", {}).values())
     assert list(groups.get("lm_head", {})) == ([] if model.config.tied_lm_head else ["head"])

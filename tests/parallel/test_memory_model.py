@@ -66,8 +66,22 @@ def memory_of(name: str, how: Execution) -> Memory:
     return step_memory(config.model, config.optim, config.batch, how)
 
 
-QUICK = {("r18-softcap", "fp32", "1/16"), ("r18-softcap", "bf16", "1")}
-RECORDS = ("r04-muon", "r05-modern-arch", "r13-window-warmup", "r14-value-embed", "r16-block-mask", "r18-softcap")
+QUICK = {
+    ("r18-softcap", "fp32", "1/16"),
+    ("r01-baseline", "bf16", "1/4"),
+    ("llama-style", "bf16", "1/4"),
+    ("r18-softcap", "bf16", "1"),
+}
+RECORDS = (
+    "r01-baseline",
+    "llama-style",
+    "r04-muon",
+    "r05-modern-arch",
+    "r13-window-warmup",
+    "r14-value-embed",
+    "r16-block-mask",
+    "r18-softcap",
+)
 CASES = [
     pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
     for case in itertools.product(RECORDS, ("fp32", "bf16"), ("1/16", "1/4", "1"))
@@ -119,7 +133,7 @@ def test_activations_measured_on_an_h200_are_predicted() -> None:
 
 
 @pytest.mark.parametrize("matrices", ["muon", "adamw"])
-@pytest.mark.parametrize("name", ["r04-muon", "r18-softcap"])
+@pytest.mark.parametrize("name", ["r04-muon", "r18-softcap", "r01-baseline", "llama-style"])
 def test_weights_and_slots_are_counted_to_the_byte(name: str, matrices: str) -> None:
     config = scaled(preset(name), 1 / 16)
     optim: OptimConfig = replace(config.optim, matrices=matrices)  # type: ignore[arg-type]

@@ -29,8 +29,8 @@ def test_an_entry_lists_what_the_record_changed_but_not_its_name() -> None:
 
 def test_the_catalogue_is_json() -> None:
     rows = json.loads(json.dumps([entry.as_json() for entry in catalogue()]))
-    assert rows[-1]["name"] == "r18-softcap"
-    assert {"field": "model.softcap", "from": 30.0, "to": 15.0} in rows[-1]["changes"]
+    (newest,) = (row for row in rows if row["name"] == "r18-softcap")
+    assert {"field": "model.softcap", "from": 30.0, "to": 15.0} in newest["changes"]
 
 
 def test_summaries_are_one_sentence_on_one_line() -> None:

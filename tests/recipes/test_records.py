@@ -9,9 +9,10 @@ import pytest
 from paceline.core.schema import changes, flatten
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.records import PUBLIC
+from paceline.recipes.records import RECORDS as ALL_RECORDS
 from paceline.settings.schedule import cooldown_steps_of, lr_scale, muon_momentum
 
-RECORDS = [name for name in PRESETS if name != "demo"]
+RECORDS = list(ALL_RECORDS)
 R04, R05, R13, R14, R15, R16, R17, R18 = RECORDS
 BF16, FP32 = 2.0**-7, 2.0**-23
 

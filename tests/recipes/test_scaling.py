@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 from paceline.core.errors import ConfigError
 from paceline.core.schema import changes, flatten, from_dict, to_dict
 from paceline.recipes.presets import PRESETS, preset
+from paceline.recipes.records import RECORDS as ALL_RECORDS
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
 from paceline.settings.data import BUILTIN
 from paceline.settings.run import RunConfig
 from paceline.settings.schedule import cooldown_steps_of
 
-RECORDS = [name for name in PRESETS if name != "demo"]
+RECORDS = list(ALL_RECORDS)
 WINDOWED = [name for name in RECORDS if preset(name).model.window.unit != "none"]
 
 
@@ -26,7 +27,7 @@ def test_a_sixteenth_is_one_long_sequence_or_two_short_ones(name: str) -> None:
 MAY_SHRINK = {
     "steps", "model.width", "model.head_dim", "model.vocab_size", "batch.tokens", "batch.sequence_tokens", "data.dir",
     "data.tokenizer", "data.end_of_text", "train.device", "train.compile", "evaluate.every", "evaluate.tokens",
-    "optim.schedule.cooldown_steps",
+    "optim.schedule.cooldown_steps", "optim.schedule.warmup_steps",
 }  # fmt: skip
 
 

@@ -136,6 +136,15 @@ def test_adam_as_the_rule_of_the_matrices_is_the_setting_of_that_name() -> None:
     assert not differing(everything(by_group), everything(by_setting))
 
 
+def test_vectors_and_scalars_do_not_decay_if_only_matrices_shall() -> None:
+    adam = AdamConfig(weight_decay=0.1, decay_vectors=False)
+    groups = param_groups(OptimConfig(matrices="adamw", adam=adam), [*NAMES, "vectors"])
+    assert {name for name, group in groups.items() if group.weight_decay == 0.0} == {"scalars", "vectors"}
+    assert {group.weight_decay for name, group in groups.items() if name not in ("scalars", "vectors")} == {0.1}
+    stated = OptimConfig(adam=adam, groups=(GroupConfig(name="vectors", weight_decay=0.2),))
+    assert param_groups(stated, ["vectors"])["vectors"].weight_decay == 0.2
+
+
 def test_a_new_group_is_moved_by_the_rule_and_rate_that_its_entry_states() -> None:
     config = with_group("ngrams", rule="adam", lr=0.25)
     param = nn.Parameter(torch.zeros(4, 2))

@@ -1,5 +1,6 @@
 """Rates and momentum at every step of every record, from the closed forms."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis.strategies import floats, integers
 
 from paceline.core.errors import ConfigError
 from paceline.settings.optim import AdamConfig, MuonConfig, OptimConfig, ScheduleConfig
-from paceline.settings.schedule import cooldown_steps_of, lr_scale, muon_momentum, scaled_to
+from paceline.settings.schedule import cooldown_steps_of, lr_scale, muon_momentum, rate_at, scaled_to
 
 
 def scale_at(step: int, schedule: ScheduleConfig, steps: int) -> float:
@@ -107,3 +108,41 @@ def test_steps_leave_a_cooldown_share_alone() -> None:
 def test_a_scaled_cooldown_always_fits_its_run(cooldown: int, extra: int, after: int) -> None:
     scaled = scaled_to(OptimConfig(schedule=in_steps(cooldown)), cooldown + extra, after)
     assert 1 <= cooldown_steps_of(scaled.schedule, after) <= after
+
+
+# ---- warm-up and cosine
+
+
+def llm_c_multiplier(step: int, steps: int, warmup: int, least: float) -> float:
+    """As llm.c states it."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return least + 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) * (1 - least)
+
+
+@pytest.mark.parametrize(("warmup", "steps", "floor"), [(700, 18_865, 0.0), (0, 100, 0.1), (1, 10, 0.5)])
+def test_warm_up_and_cosine_are_those_of_llm_c(warmup: int, steps: int, floor: float) -> None:
+    rates = ScheduleConfig(warmup_steps=warmup, shape="cosine", cooldown_share=1.0, floor=floor)
+    for step in {*range(min(steps, 10)), warmup - 1, warmup, warmup + 1, steps // 2, steps - 1, steps} - {-1}:
+        assert rate_at(rates, step, steps) == pytest.approx(llm_c_multiplier(step, steps, warmup, floor), abs=1e-12)
+
+
+def test_a_cool_down_after_a_warm_up_takes_its_share_of_the_rest() -> None:
+    rates = ScheduleConfig(warmup_steps=20, cooldown_share=0.5)
+    assert [rate_at(rates, step, 120) for step in (0, 19, 20, 70, 95, 119)] == pytest.approx(
+        [1 / 20, 1.0, 1.0, 1.0, 0.5, 1 / 50]
+    )
+
+
+def test_a_warm_up_keeps_its_proportion_and_always_leaves_a_step() -> None:
+    optim = OptimConfig(schedule=ScheduleConfig(warmup_steps=700, shape="cosine", cooldown_share=1.0))
+    assert scaled_to(optim, 18_865, 266).schedule.warmup_steps == 10
+    assert scaled_to(optim, 701, 1).schedule.warmup_steps == 0
+
+
+def test_a_warm_up_as_long_as_the_run_is_refused_by_its_flag() -> None:
+    with pytest.raises(ConfigError, match=r"--optim.schedule.warmup-steps 10 leaves nothing of the run of 10 steps"):
+        cooldown_steps_of(ScheduleConfig(warmup_steps=10), 10)
+    both = ScheduleConfig(warmup_steps=10, cooldown_steps=95, cooldown_share=None)
+    with pytest.raises(ConfigError, match="cooldown-steps 95 is longer than the run of 100 steps after 10 of"):
+        cooldown_steps_of(both, 100)

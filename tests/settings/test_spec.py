@@ -42,13 +42,15 @@ def own(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 def check(config: ModelConfig) -> None:
     model = GPT(config, end_of_text=0)
     assert registered(list(model.named_parameters())) == declared(describe(config))
-    parts = {"": spec.trunk(config), "embeddings": spec.embeddings(config)}
+    parts = {"": spec.trunk(config), "embeddings": spec.embeddings(config), "final_norm": spec.norm(config)}
     for layer in config.layers:
         at = f"blocks.{layer.index}"
         parts[at] = spec.block(config)
         if layer.attention is not None:
+            parts[f"{at}.attention_norm"] = spec.norm(config)
             parts[f"{at}.attention"] = spec.attention(config, layer.attention)
         if layer.mlp_width:
+            parts[f"{at}.mlp_norm"] = spec.norm(config)
             parts[f"{at}.mlp"] = spec.mlp(config, layer)
     for path, part in parts.items():
         assert registered(own(model.get_submodule(path))) == declared(part), path

@@ -18,10 +18,16 @@ def mlp_fused(mlp: MLP, x: Tensor, stream: Tensor) -> Tensor:
 
 
 def attention_fused(
-    module: SelfAttention, x: Tensor, stream: Tensor, value_embed: Tensor | None, rotary: RotaryCosSin, attend: Attend
+    module: SelfAttention,
+    x: Tensor,
+    stream: Tensor,
+    value_embed: Tensor | None,
+    rotary: RotaryCosSin | None,
+    attend: Attend,
 ) -> tuple[Tensor, Tensor | None]:
     """Over ranges, everything up to the attended values is one operation."""
     c, s = module.config, module.shape
+    assert rotary is not None
     dtype = torch_dtype(c.precision.compute)
     rows = None if value_embed is None else value_embed.flatten(0, 1)
     mix = None if c.value_path == "plain" else module.value_mix

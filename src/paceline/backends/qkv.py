@@ -5,8 +5,10 @@ from paceline.backends.registry import Backend, Kept, Request, custom_backend, i
 FP32 = 4
 
 
-def _misfit(request: Request) -> str | None:
+def misfit(request: Request) -> str | None:
     model = request.model
+    if model.biases or model.positions != "rotary":
+        return "it knows rotary positions without biases only"
     if model.qk_norm != "before_rotary":
         return f"it knows a norm before the rotary only, not --model.qk-norm {model.qk_norm}"
     if model.value_path == "residual" or (model.value_path != "plain" and model.value_lambdas != 2):
@@ -34,6 +36,8 @@ def _reference_kept(at: Kept) -> float:
     if at.compiled:
         return _before_mix(at) + before_norm
     stream = FP32 if model.precision.mode == "autocast" else c
+    if model.qkv == "fused" and model.positions == "learned":  # all three are views of it
+        return _before_mix(at) + before_norm
     if model.qkv == "fused":  # the values are a view of the joined projection, which they keep alive
         before_norm = max(before_norm, c * queries_and_keys)
     elif stream != c:  # each projection casts the stream for itself
@@ -42,6 +46,6 @@ def _reference_kept(at: Kept) -> float:
 
 
 BACKENDS = (
-    custom_backend(imported("backends.fused", "attention_fused"), _misfit, kept=_fused_kept),
+    custom_backend(imported("backends.fused", "attention_fused"), misfit, kept=_fused_kept),
     Backend(name="reference", build=imported("model.attention", "attention_plain"), kept=_reference_kept),
 )

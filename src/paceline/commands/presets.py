@@ -11,8 +11,10 @@ from paceline.commands.train import base_config, parse_arguments
 from paceline.core.command_line import PresetName, parse
 from paceline.core.schema import Change
 from paceline.core.units import human_count
+from paceline.lab.technique import is_in, techniques
 from paceline.metrics.console import console_on, plain_table
 from paceline.recipes.catalogue import CatalogueEntry, catalogue, changes_between, listed
+from paceline.recipes.presets import preset
 from paceline.settings.groups import param_groups
 from paceline.settings.run import RunConfig
 from paceline.settings.schedule import StepSettings, tokens_before
@@ -65,6 +67,11 @@ def _show_diff(arguments: DiffArgs, found: list[Change]) -> None:
     for change in found:
         table.add_row(change.field, _shown(change.before), _shown(change.after))
     console_on(sys.stdout).print(table if found else f"{arguments.before} and {arguments.after} do not differ")
+    before, after = preset(arguments.before), preset(arguments.after)
+    switched = [one for one in techniques().values() if one.switches and is_in(one, before) != is_in(one, after)]
+    for name, config in ((arguments.before, before), (arguments.after, after)):
+        if titles := [one.title for one in switched if is_in(one, config)]:
+            console_on(sys.stdout).print(f"techniques of {name} only: {'; '.join(titles)}")
 
 
 def _shown(value: object) -> str:

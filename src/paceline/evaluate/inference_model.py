@@ -46,6 +46,9 @@ def prepared(model: GPT) -> GPT:
 def _join(module: SelfAttention) -> None:
     module.qkv = nn.Parameter(module.joined_projection())
     module.matmuls["qkv"] = module.matmuls["query"]
+    if module.config.biases:
+        module.qkv_bias = nn.Parameter(torch.cat([module.query_bias, module.key_bias, module.value_bias]))
+        del module.query_bias, module.key_bias, module.value_bias
     del module.query, module.key, module.value
 
 
@@ -54,11 +57,11 @@ def attention_row(
     x: Tensor,
     stream: Tensor,
     value_embed: Tensor | None,
-    rotary: RotaryCosSin,
+    rotary: RotaryCosSin | None,
     attend: Attend,
 ) -> tuple[Tensor, Tensor | None]:
     """`attention_plain`, for a single compiled row by sums."""
-    if not _sums_pay(x):
+    if not _sums_pay(module, x):
         return attention_plain(module, x, stream, value_embed, rotary, attend)
     dtype = torch_dtype(module.config.precision.compute)
     normed = functools.partial(row_product, dtype=dtype, norm_eps=module.config.norm_eps)
@@ -70,15 +73,18 @@ def attention_row(
 def mlp_row(mlp: MLP, x: Tensor, stream: Tensor) -> Tensor:
     """`mlp_plain`, for a single compiled row by sums."""
     c = mlp.config
-    if not _sums_pay(x):
+    if not _sums_pay(mlp, x):
         return mlp_plain(mlp, x, stream)
     dtype = torch_dtype(c.precision.compute)
     hidden = ACTIVATIONS[c.activation](row_product(stream, mlp.up, dtype=dtype, norm_eps=c.norm_eps))
     return stream + row_product(hidden, mlp.down, dtype=dtype)
 
 
-def _sums_pay(x: Tensor) -> bool:
-    return x.numel() == x.size(-1) and torch.compiler.is_compiling()
+def _sums_pay(module: SelfAttention | MLP, x: Tensor) -> bool:
+    """A sum takes the norm before it along, if that has no weights; of gates and biases it knows nothing."""
+    c = module.config
+    plain = c.norm == "rms" and not c.biases and not c.gated
+    return plain and x.numel() == x.size(-1) and torch.compiler.is_compiling()
 
 
 def row_product(x: Tensor, weight: Tensor, *, dtype: torch.dtype, norm_eps: float | None = None) -> Tensor:

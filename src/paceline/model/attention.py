@@ -90,7 +90,7 @@ def chunked_mask(
 
 
 AttentionForward = Callable[
-    ["SelfAttention", Tensor, Tensor, Tensor | None, RotaryCosSin, Attend], tuple[Tensor, Tensor | None]
+    ["SelfAttention", Tensor, Tensor, Tensor | None, RotaryCosSin | None, Attend], tuple[Tensor, Tensor | None]
 ]
 """(module, normalised stream, stream, value_embed, rotary, attend) -> stream with attention's output added, (B, T,
 width), and the layer's own values before they were mixed: the back end of the whole sub-layer."""
@@ -103,6 +103,9 @@ class SelfAttention(SubLayer):
     qkv: nn.Parameter
     output: nn.Parameter
     value_mix: nn.Parameter
+    query_bias: nn.Parameter
+    key_bias: nn.Parameter
+    value_bias: nn.Parameter
 
     def __init__(
         self, config: ModelConfig, layer: LayerConfig, forward_with: AttentionForward, make_matmul: MakeMatMul
@@ -111,14 +114,14 @@ class SelfAttention(SubLayer):
         self.layer, self.shape, self.forward_with = layer, attention_of(layer), forward_with
 
     def forward(
-        self, x: Tensor, stream: Tensor, value_embed: Tensor | None, rotary: RotaryCosSin, attend: Attend
+        self, x: Tensor, stream: Tensor, value_embed: Tensor | None, rotary: RotaryCosSin | None, attend: Attend
     ) -> tuple[Tensor, Tensor | None]:
         """`stream` plus the attention of x, its normalised form. `value_embed`: what the value path mixes in, (B, T,
         H_kv, D), or None. Also returns this layer's own values, which the `residual` path hands to later layers."""
         return self.forward_with(self, x, stream, value_embed, rotary, attend)
 
     def qkv_of(
-        self, x: Tensor, value_embed: Tensor | None, rotary: RotaryCosSin, matmul: MatMul | None = None
+        self, x: Tensor, value_embed: Tensor | None, rotary: RotaryCosSin | None, matmul: MatMul | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The plain twin of projections, value mix, norm and rotary: q (B, T, H, D), k and v (B, T, H_kv, D), and v
         before it was mixed. `matmul` takes the place of the layer's own."""
@@ -129,16 +132,16 @@ class SelfAttention(SubLayer):
     def add_output(self, stream: Tensor, y: Tensor, matmul: MatMul | None = None) -> Tensor:
         """The last product and the sum, for attended values (B, T, H, D)."""
         scale = self.config.attention_branch_scale
-        branch = (matmul or self.matmuls["output"])(y.flatten(-2), self.output)
+        branch = self.product("output", y.flatten(-2), matmul)
         return stream + (branch if scale == 1.0 else scale * branch)
 
     def project(self, x: Tensor, matmul: MatMul | None = None) -> tuple[Tensor, Tensor, Tensor]:
         s = self.shape
         if self.config.qkv == "fused":
-            joined = (matmul or self.matmuls["qkv"])(x, self.qkv)
+            joined = self.product("qkv", x, matmul)
             q, k, v = joined.split([s.q_width, s.k_width, s.v_width], dim=-1)
         else:
-            q, k, v = ((matmul or self.matmuls[name])(x, getattr(self, name)) for name in ("query", "key", "value"))
+            q, k, v = (self.product(name, x, matmul) for name in ("query", "key", "value"))
         q, k = q.unflatten(-1, (s.num_heads, s.qk_dim)), k.unflatten(-1, (s.kv_heads, s.qk_dim))
         return q, k, v.unflatten(-1, (s.kv_heads, s.v_dim))
 
@@ -156,16 +159,22 @@ class SelfAttention(SubLayer):
         scaled = self.value_mix[0] * v
         return scaled if value_embed is None else scaled + self.value_mix[1] * value_embed.to(v.dtype)
 
-    def position(self, x: Tensor, rotary: RotaryCosSin) -> Tensor:
+    def position(self, x: Tensor, rotary: RotaryCosSin | None) -> Tensor:
         c = self.config
         if c.qk_norm == "before_rotary":
             x = rms_norm(x, c.qk_norm_eps)
-        x = rotate(x, rotary, c.rotary)
+        if rotary is not None:
+            x = rotate(x, rotary, c.rotary)
         return rms_norm(x, c.qk_norm_eps) if c.qk_norm == "after_rotary" else x
 
 
 def attention_plain(
-    module: SelfAttention, x: Tensor, stream: Tensor, value_embed: Tensor | None, rotary: RotaryCosSin, attend: Attend
+    module: SelfAttention,
+    x: Tensor,
+    stream: Tensor,
+    value_embed: Tensor | None,
+    rotary: RotaryCosSin | None,
+    attend: Attend,
 ) -> tuple[Tensor, Tensor | None]:
     """The plain twin."""
     q, k, v, raw_v = module.qkv_of(x, value_embed, rotary)

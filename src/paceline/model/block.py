@@ -1,12 +1,13 @@
 """One block of the residual stream: skip, mix with x0, attention, MLP. Each part is there only if the layer has it."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.model.attention import Attend, AttentionForward, SelfAttention
-from paceline.model.ops import MakeMatMul, SubLayer, declare, rms_norm
+from paceline.model.ops import MakeMatMul, Norm, SubLayer, declare
 from paceline.model.rotary import RotaryCosSin
 from paceline.settings import spec
 from paceline.settings.model import LayerConfig, ModelConfig
@@ -16,7 +17,12 @@ def relu_squared(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu2": relu_squared}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu2": relu_squared,
+    "swiglu": F.silu,  # of the gate
+}
 
 MlpForward = Callable[["MLP", Tensor, Tensor], Tensor]
 """(module, normalised stream, stream), both (B, T, width) -> stream with the MLP's output added: the back end."""
@@ -24,11 +30,13 @@ MlpForward = Callable[["MLP", Tensor, Tensor], Tensor]
 
 def mlp_plain(mlp: "MLP", x: Tensor, stream: Tensor) -> Tensor:
     """The plain twin: product, activation, product, sum."""
-    hidden = ACTIVATIONS[mlp.config.activation](mlp.matmuls["up"](x, mlp.up))
-    return stream + mlp.matmuls["down"](hidden, mlp.down)
+    gated = mlp.config.gated
+    hidden = ACTIVATIONS[mlp.config.activation](mlp.product("gate" if gated else "up", x))
+    return stream + mlp.product("down", hidden * mlp.product("up", x) if gated else hidden)
 
 
 class MLP(SubLayer):
+    gate: nn.Parameter
     up: nn.Parameter
     down: nn.Parameter
 
@@ -61,20 +69,44 @@ class Block(nn.Module):
         super().__init__()
         self.config = config
         declare(self, spec.block(config))
+        self.attention_norm = None if layer.attention is None else Norm(config)
         self.attention = None if layer.attention is None else SelfAttention(config, layer, attention, make_matmul)
+        self.mlp_norm = Norm(config) if layer.mlp_width else None
         self.mlp = MLP(config, layer, mlp, make_matmul) if layer.mlp_width else None
+        self.drop = None
+        if config.dropout:
+            from paceline.model.dropout import Dropout
+
+            self.drop = Dropout(config.dropout, place=2 * layer.index + 1)
 
     def forward(
-        self, x: Tensor, x0: Tensor, value_embed: Tensor | None, rotary: RotaryCosSin, attend: Attend, skip: Skip | None
+        self,
+        x: Tensor,
+        x0: Tensor,
+        value_embed: Tensor | None,
+        rotary: RotaryCosSin | None,
+        attend: Attend,
+        skip: Skip | None,
+        keys: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """The stream after this block, (B, T, width), and the block's own values if it has attention."""
-        eps, raw_v = self.config.norm_eps, None
+        """The stream after this block, (B, T, width), and the block's own values if it has attention. `keys` (B, T):
+        what decides which numbers are dropped; None: none are."""
+        raw_v = None
         if skip is not None:
             x = x + skip[0] * skip[1]
         if self.config.x0_mix:
             x = self.x0_mix[0] * x + self.x0_mix[1] * x0
-        if self.attention is not None:
-            x, raw_v = self.attention(rms_norm(x, eps), x, value_embed, rotary, attend)
-        if self.mlp is not None:
-            x = self.mlp(rms_norm(x, eps), x)
+        if self.attention is not None and self.attention_norm is not None:
+            normed = self.attention_norm(x)
+            if self.drop is None or keys is None:
+                x, raw_v = self.attention(normed, x, value_embed, rotary, attend)
+            else:  # the branch alone: added to 0
+                branch, raw_v = self.attention(normed, x.new_zeros(()), value_embed, rotary, attend)
+                x = x + self.drop(branch, keys)
+        if self.mlp is not None and self.mlp_norm is not None:
+            normed = self.mlp_norm(x)
+            if self.drop is None or keys is None:
+                x = self.mlp(normed, x)
+            else:
+                x = x + self.drop(self.mlp(normed, x.new_zeros(())), keys, second=True)
         return x, raw_v

@@ -17,6 +17,7 @@ LookUp = Callable[[Tensor, Tensor], Tensor]
 
 class Embeddings(nn.Module):
     token: nn.Parameter
+    position: nn.Parameter
     value_chunks: nn.Parameter
     values: nn.ParameterDict
 
@@ -27,10 +28,13 @@ class Embeddings(nn.Module):
         """By the name of the table, dots written as underscores: tables whose gradient is kept as rows."""
         declare(self, spec.embeddings(config))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """(B, T) -> (B, T, width) in the format of the residual stream."""
+    def forward(self, tokens: Tensor, positions: Tensor | slice) -> Tensor:
+        """(B, T) -> (B, T, width) in the format of the residual stream; `positions` says where the tokens stand."""
         stream = "fp32" if self.config.precision.mode == "autocast" else self.config.precision.compute
-        return self._rows(tokens, "token", self.token).to(torch_dtype(stream))
+        rows = self._rows(tokens, "token", self.token)
+        if self.config.positions == "learned":
+            rows = rows + self.position[positions]
+        return rows.to(torch_dtype(stream))
 
     def value_rows(self, tokens: Tensor, shape: AttentionLayer) -> Tensor:
         """(B, T) -> (B, T, H_kv, D): rows of a layer's value table, looked up when its first layer asks."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -18,7 +19,7 @@ from paceline.model.block import Block, MlpForward, Skip, mlp_plain
 from paceline.model.embed import Embeddings, LookUp
 from paceline.model.loss import HeadLoss, Losses, LossInputs, cap_logits, head_loss, loss_term
 from paceline.model.masks import document_ids
-from paceline.model.ops import MakeMatMul, declare, initialise, plain_matmul, rms_norm, torch_dtype
+from paceline.model.ops import MakeMatMul, Norm, declare, initialise, plain_matmul, rms_norm, torch_dtype
 from paceline.model.rotary import RotaryCosSin, rotary_tables
 from paceline.settings import spec
 from paceline.settings.model import ModelConfig
@@ -32,17 +33,24 @@ def run_plainly(block: nn.Module, *inputs: Any) -> Any:
 
 
 def run_recomputed(
-    block: nn.Module, x: Tensor, x0: Tensor, value_embed: Tensor | None, rotary: Any, attend: Attend, skip: Skip | None
+    block: nn.Module,
+    x: Tensor,
+    x0: Tensor,
+    value_embed: Tensor | None,
+    rotary: Any,
+    attend: Attend,
+    skip: Skip | None,
+    *keys: Tensor,
 ) -> Any:
     """Keep only the block's inputs and compute it again in the backward pass (`train.recompute`).
 
-    Costs one more forward pass of the blocks, about a third of their arithmetic. Nothing in a block is random, so no
-    state of a generator is kept, and the second pass gives the same bits. Skips are added inside blocks: the compiler
-    keeps what one block hands to the next, but computes again what is only added to something in between, with the
-    whole block."""
+    Costs one more forward pass of the blocks, about a third of their arithmetic. Nothing in a block draws from a
+    generator, so no state of one is kept, and the second pass gives the same bits. Skips are added inside blocks: the
+    compiler keeps what one block hands to the next, but computes again what is only added to something in between, with
+    the whole block."""
 
     def run(x: Tensor, x0: Tensor, value_embed: Tensor | None, skip: "Skip | None") -> Any:  # quoted: not for dynamo
-        return block(x, x0, value_embed, rotary, attend, skip)
+        return block(x, x0, value_embed, rotary, attend, skip, *keys)
 
     return checkpoint(run, x, x0, value_embed, skip, use_reentrant=False, preserve_rng_state=False)
 
@@ -86,10 +94,17 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(
             Block(config, layer, seams.attention, seams.mlp, seams.matmul) for layer in config.layers
         )
-        self.rotary_dims = sorted({config.head_dim, *(shape.qk_dim for shape in config.attending)})
+        self.final_norm = Norm(config)
+        dims = {config.head_dim, *(shape.qk_dim for shape in config.attending)}
+        self.rotary_dims = sorted(dims) if config.positions == "rotary" else []
         for dim in self.rotary_dims:
             for name, table in zip(("cos", "sin"), rotary_tables(config.rotary, dim), strict=True):
                 self.register_buffer(f"rotary_{name}_{dim}", table, persistent=False)
+        self.dropout = None
+        if config.dropout:
+            from paceline.model.dropout import DropoutKeys
+
+            self.dropout = DropoutKeys(config.dropout)
         initialise(self, config, seed)
 
     def forward(self, tokens: Tensor, targets: Tensor, windows: Tensor) -> Losses:
@@ -110,7 +125,8 @@ class GPT(nn.Module):
         return cap_logits(F.linear(self._head_input(x), self._head_rows()), self.config.softcap)
 
     def _head_input(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.config.norm_eps).to(torch_dtype(self.config.precision.compute))
+        normed: Tensor = self.final_norm(x)
+        return normed.to(torch_dtype(self.config.precision.compute))
 
     def _head_rows(self) -> Tensor:
         weight = self.embeddings.token if self.config.tied_lm_head else self.head
@@ -128,7 +144,11 @@ class GPT(nn.Module):
 
     def stream(self, tokens: Tensor, attend: Attend, positions: Tensor | slice) -> Tensor:
         """The residual stream after the last block, (B, T, width); `positions` says where the tokens stand."""
-        x: Tensor = self.embeddings(tokens)
+        x: Tensor = self.embeddings(tokens, positions)
+        keys: tuple[Tensor, ...] = ()  # of dropout
+        if self.dropout is not None and torch.is_grad_enabled():
+            keys = (self.dropout(tokens, positions),)
+            x = self.dropout.drop(x, *keys)
         if self.config.embedding_norm:
             x = rms_norm(x, self.config.norm_eps)
         x0, half = x, self.config.num_layers // 2
@@ -142,9 +162,9 @@ class GPT(nn.Module):
             if shape is not None and table is not None and table not in rows:
                 rows[table] = self.embeddings.value_rows(tokens, shape)
             value_embed = first_v if table is None else rows[table]
-            here = rotary[self.config.head_dim if shape is None else shape.qk_dim]
+            here = rotary.get(self.config.head_dim if shape is None else shape.qk_dim)
             skip = (self.skip_weights[layer.index - half], skips.pop()) if later else None
-            x, raw_v = self.run_block(block, x, x0, value_embed, here, attend, skip)
+            x, raw_v = self.run_block(block, x, x0, value_embed, here, attend, skip, *keys)
             if layer.index == 0 and self.config.value_path == "residual":
                 first_v = raw_v
             if self.config.unet_skips and not later:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.settings.model import DType, ModelConfig, PrecisionConfig
-from paceline.settings.spec import Parameter, Part, Product, describe
+from paceline.settings.spec import Parameter, Part, Product, describe, norm
 
 MatMul = Callable[[Tensor, Tensor], Tensor]
 """(x (..., in), weight (out, in)) -> x weightᵀ, (..., out), in the compute format."""
@@ -53,6 +53,29 @@ def declare(module: nn.Module, part: Part) -> None:
         getattr(module, group)[entry] = parameter
 
 
+class Norm(nn.Module):
+    """A norm on the residual stream, as `model.norm` says; its weights, if it has any, are fp32."""
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.kind, self.eps = config.norm, config.norm_eps
+        self.register_parameter("weight", None)
+        self.register_parameter("bias", None)
+        declare(self, norm(config))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """In fp32, returned in x's dtype."""
+        if self.kind == "rms":
+            return rms_norm(x, self.eps)
+        shape = (x.size(-1),)
+        if self.kind == "layer":
+            return F.layer_norm(x.float(), shape, self.weight, self.bias, self.eps).to(x.dtype)
+        return F.rms_norm(x.float(), shape, self.weight, self.eps).to(x.dtype)
+
+
 class SubLayer(nn.Module):
     """A module with the parameters and matrix products that its part declares."""
 
@@ -63,6 +86,11 @@ class SubLayer(nn.Module):
         self.matmuls = {product.name: make_matmul(product, config.precision) for product in part.products}
         modules = {name: matmul for name, matmul in self.matmuls.items() if isinstance(matmul, nn.Module)}
         self.stateful_matmuls = nn.ModuleDict(modules)  # so that their buffers are found
+
+    def product(self, name: str, x: Tensor, matmul: MatMul | None = None) -> Tensor:
+        """x times a declared matrix, and its bias if there are any. `matmul` takes the place of the layer's own."""
+        y = (matmul or self.matmuls[name])(x, getattr(self, name))
+        return y + getattr(self, f"{name}_bias").to(y.dtype) if self.config.biases else y
 
 
 def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
@@ -84,7 +112,7 @@ def _start(spec: Parameter, *, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)  # torch seeds are signed
     fresh = torch.empty(spec.shape)
     if spec.init.kind == "normal":
-        fresh.normal_(generator=generator)
+        fresh.normal_(std=spec.init.std, generator=generator)
     elif spec.init.kind == "uniform":
         fresh.uniform_(-spec.init.bound, spec.init.bound, generator=generator)
     else:

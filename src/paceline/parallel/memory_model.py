@@ -155,6 +155,8 @@ def _gathered(model: ModelConfig, micro_batches: int) -> int:
 
 
 def _rotary(model: ModelConfig) -> int:
+    if model.positions != "rotary":
+        return 0
     dims = {model.head_dim, *(shape.qk_dim for shape in model.attending)}
     pairs = sum(max(1, round(dim // 2 * model.rotary.rotary_fraction)) for dim in dims)
     return 2 * model.rotary.max_tokens * pairs * DTYPE_BYTES[model.rotary.table_dtype]
@@ -177,13 +179,18 @@ def _kept_per_token(at: Kept, how: Execution) -> list[tuple[float, int]]:
             held += _norm(at) + mlp.kept(here)
         if layer.attention is not None:
             held += _norm(at) + qkv.kept(here) + with_halo * attention.kept(here)
+        if model.dropout:  # which numbers of both branches were kept
+            held += model.width * ((layer.mlp_width > 0) + (layer.attention is not None))
         found.append((held, count))
     return found
 
 
 def _norm(at: Kept) -> int:
-    """Input and result of a norm on the stream. Uncompiled, the input is kept in fp32."""
-    return (_stream(at.model) if at.compiled else FP32 * at.model.width) + at.compute_bytes * at.model.width
+    """Input and result of a norm on the stream. Uncompiled, the input is kept in fp32, and of an RMS norm with weights
+    also what they are multiplied with."""
+    kept = _stream(at.model) if at.compiled else FP32 * at.model.width
+    weighted = FP32 * at.model.width if at.model.norm == "rms_weighted" and not at.compiled else 0
+    return kept + weighted + at.compute_bytes * at.model.width
 
 
 def _ends_per_token(at: Kept, how: Execution) -> int:

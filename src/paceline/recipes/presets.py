@@ -4,11 +4,12 @@ import difflib
 from collections.abc import Callable
 
 from paceline.core.errors import ConfigError
+from paceline.recipes.baselines import BASELINES
 from paceline.recipes.demo import demo
 from paceline.recipes.records import RECORDS
 from paceline.settings.run import RunConfig
 
-PRESETS: dict[str, Callable[[], RunConfig]] = {"demo": demo, **RECORDS}
+PRESETS: dict[str, Callable[[], RunConfig]] = {"demo": demo, **RECORDS, **BASELINES}
 
 
 def preset(name: str) -> RunConfig:

@@ -21,8 +21,10 @@ ADAM_RATES = {
     "value_embeddings": "embedding_lr",
     "lm_head": "lm_head_lr",
     "scalars": "scalar_lr",
+    "vectors": "vector_lr",
 }
 """The field of `optim.adam` that holds a group's rate."""
+ONE_DIMENSIONAL = ("scalars", "vectors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +85,8 @@ def _resolved(optim: OptimConfig, name: str, change: GroupConfig) -> ParamGroup:
     if rule == "muon":
         usual |= {"lr": optim.muon.lr, "weight_decay": optim.muon.weight_decay}
     else:
-        usual |= {"weight_decay": optim.adam.weight_decay}
+        decays = optim.adam.decay_vectors or name not in ONE_DIMENSIONAL
+        usual |= {"weight_decay": optim.adam.weight_decay if decays else 0.0}
         usual |= {"lr": getattr(optim.adam, ADAM_RATES[name])} if name in ADAM_RATES else {}
     stated = {key: value for key in (*usual, "lr") if (value := getattr(change, key)) is not None}
     if "lr" not in usual | stated:

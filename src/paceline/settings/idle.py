@@ -37,6 +37,10 @@ def _has_scalars(config: Settings) -> bool:
     return bool(config["model.x0_mix"] or config["model.unet_skips"] or config["model.value_path"] != "plain")
 
 
+def _has_vectors(config: Settings) -> bool:
+    return bool(config["model.norm"] != "rms" or config["model.biases"])
+
+
 def _averages(config: Settings) -> bool:
     return config["optim.average.tau_steps"] is not None or config["optim.average.tau_share"] is not None
 
@@ -47,6 +51,7 @@ def _long_windows(config: Settings) -> bool:
 
 WINDOW = Condition("a window (--model.window.unit)", _is_not("model.window.unit", "none"))
 SCALARS = Condition("--model.x0-mix, --model.unet-skips or a --model.value-path", _has_scalars)
+VECTORS = Condition("--model.norm rms_weighted or layer, or --model.biases", _has_vectors)
 AVERAGED = Condition("--optim.average.tau-steps or --optim.average.tau-share", _averages)
 COMPILED = Condition("--train.compile", _is_not("train.compile", False))
 MATTERS: dict[str, Condition] = {
@@ -71,6 +76,11 @@ MATTERS: dict[str, Condition] = {
     ),
     "optim.adam.lm_head_lr": Condition("--model.no-tied-lm-head", _is_not("model.tied_lm_head", True)),
     "optim.adam.scalar_lr": SCALARS,
+    "optim.adam.vector_lr": VECTORS,
+    "optim.adam.decay_vectors": Condition(
+        "--optim.adam.weight-decay and parameters of one dimension",
+        lambda config: bool(config["optim.adam.weight_decay"] and (_has_scalars(config) or _has_vectors(config))),
+    ),
     "model.precision.scalars": SCALARS,
     "optim.average.start_share": AVERAGED,
     "optim.average.blend": AVERAGED,

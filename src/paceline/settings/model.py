@@ -13,7 +13,17 @@ from typing import Annotated, Any, Literal
 from paceline.core.command_line import Hidden
 from paceline.core.errors import ConfigError
 from paceline.core.units import BLOCK_TOKENS, round_up
-from paceline.settings.limits import FINITE, NOT_NEGATIVE, POSITIONS, SHARE, TOKENS, Limit, Limited, at_least
+from paceline.settings.limits import (
+    BELOW_1,
+    FINITE,
+    NOT_NEGATIVE,
+    POSITIONS,
+    SHARE,
+    TOKENS,
+    Limit,
+    Limited,
+    at_least,
+)
 
 DType = Literal["fp32", "bf16"]
 SOFTCAP = Limit("must be positive and at most 1e6; use None for no cap", lambda cap: 0 < cap <= 1e6)
@@ -37,7 +47,8 @@ class RotaryConfig(Limited, prefix="--model.rotary."):
     arithmetic: Literal["fp32", "activation"] = "fp32"
     """Precision of the rotation: fp32, or the dtype of the queries, which the result has either way."""
     max_tokens: Annotated[int, POSITIONS] = 65_536
-    """Positions for which the table is computed; shorter sequences take its first rows."""
+    """Positions for which the table is computed, or learned (`model.positions`); shorter sequences take its first
+    rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,17 +202,31 @@ class ModelConfig(Limited, prefix="--model."):
     head_dim: Annotated[int, at_least(1)] = 128
     """Width of one head."""
     mlp_ratio: Annotated[int, at_least(1)] = 4
-    """Hidden width of the MLP over `width`."""
+    """Hidden width of the MLP over `width`; two thirds of that where the activation is gated, so that it has as many
+    weights."""
     qkv: Literal["fused", "separate"] = "separate"
     """One matrix for queries, keys and values, or three. Muon treats the three parts alike either way."""
-    activation: Literal["gelu", "relu2"] = "relu2"
-    """Between the MLP's two matrices."""
+    activation: Literal["gelu", "gelu_tanh", "relu2", "swiglu"] = "relu2"
+    """Between the MLP's two matrices. `gelu_tanh`: GPT-2's approximation. `swiglu`: silu(gate x) · (up x), by a third
+    matrix."""
+    biases: bool = False
+    """A learned bias for every matrix inside blocks, and for every norm if that is `layer`."""
+    norm: Literal["rms", "rms_weighted", "layer"] = "rms"
+    """Norms on the residual stream: RMS norm without or with learned weights, or layer norm with them."""
+    positions: Literal["rotary", "learned"] = "rotary"
+    """Rotary, or a learned table of `rotary.max_tokens` rows that is added to the embedding."""
+    dropout: Annotated[float, BELOW_1] = 0.0
+    """Share of the numbers that training sets to 0, after the embedding and in what attention and MLP add to the
+    stream. Which ones follows from seed, step and the token's place in the global batch."""
     zero_init_outputs: bool = False
     """Attention and MLP output matrices start at 0, so each block starts as the identity."""
+    matrix_init: Literal["uniform", "gpt2"] = "uniform"
+    """Start of the matrices inside blocks: U(±1/sqrt(inputs)), or N(0, 0.02) with output matrices at N(0, 0.02/sqrt(2
+    layers))."""
     attention_branch_scale: Annotated[float, FINITE] = 1.0
     """Factor on the attention branch (record 4: 1/sqrt(2 * layers))."""
     norm_eps: Annotated[float, EPS] = 2.0**-23
-    """ε of the RMS norms on the residual stream."""
+    """ε of the norms on the residual stream."""
     qk_norm: Literal["none", "before_rotary", "after_rotary"] = "none"
     """RMS norm of queries and keys."""
     qk_norm_eps: Annotated[float, EPS] = 2.0**-23
@@ -209,9 +234,9 @@ class ModelConfig(Limited, prefix="--model."):
     rotary: RotaryConfig = field(default_factory=RotaryConfig)
     tied_lm_head: bool = False
     """The head is the token table."""
-    embedding_init: Literal["normal", "uniform"] = "normal"
-    """N(0, 1), or U(±1/sqrt(width)), the default of a linear layer."""
-    lm_head_init: Literal["zeros", "uniform"] = "uniform"
+    embedding_init: Literal["normal", "uniform", "gpt2"] = "normal"
+    """N(0, 1), or U(±1/sqrt(width)), the default of a linear layer, or N(0, 0.02)."""
+    lm_head_init: Literal["zeros", "uniform", "gpt2"] = "uniform"
     """Start of an untied head. Zeros give a first loss of exactly ln(rows)."""
     embedding_norm: bool = False
     """RMS norm right after the embedding."""
@@ -308,6 +333,17 @@ class ModelConfig(Limited, prefix="--model."):
         return self.num_kv_heads if self.num_kv_heads is not None else self.num_heads
 
     @property
+    def gated(self) -> bool:
+        """Whether the MLP has a gate beside its matrix up."""
+        return self.activation == "swiglu"
+
+    @property
+    def mlp_width(self) -> int:
+        """Hidden width of the MLP, if no override says otherwise."""
+        plain = self.mlp_ratio * self.width
+        return round_up(-(-2 * plain // 3), 8) if self.gated else plain
+
+    @property
     def embedding_rows(self) -> int:
         return round_up(self.vocab_size, self.embedding_multiple)
 
@@ -331,7 +367,7 @@ class ModelConfig(Limited, prefix="--model."):
             window="short",
             value_table=value_table,
         )
-        mlp_width = self.mlp_ratio * self.width
+        mlp_width = self.mlp_width
         for change in self.layer_overrides:
             if index in {layer % self.num_layers for layer in change.layers}:
                 stated: dict[str, Any] = {"qk_dim": change.qk_dim, "v_dim": change.v_dim, "window": change.window}

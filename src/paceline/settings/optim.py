@@ -1,7 +1,7 @@
 """Which rule moves which group of parameters, and how fast. No torch.
 
-Groups: `matrices` (2-D weights inside blocks), `embeddings`, `value_embeddings`, `lm_head`, `scalars`, and what a model
-declares besides. A tied head is the embedding.
+Groups: `matrices` (2-D weights inside blocks), `embeddings`, `value_embeddings`, `lm_head`, `scalars`, `vectors`
+(weights of norms, biases), and what a model declares besides. A tied head is the embedding.
 """
 
 from dataclasses import dataclass, field
@@ -75,23 +75,31 @@ class AdamConfig(Limited, prefix="--optim.adam."):
     """Rate of the learned scalars."""
     matrix_lr: Annotated[float, NOT_NEGATIVE] = 0.003
     """Rate of the matrices when `optim.matrices` is adamw."""
+    vector_lr: Annotated[float, NOT_NEGATIVE] = 0.003
+    """Rate of the weights of norms and of biases."""
     beta1: Annotated[float, BELOW_1] = 0.8
     beta2: Annotated[float, BELOW_1] = 0.95
     eps: Annotated[float, POSITIVE] = 1e-8
     weight_decay: Annotated[float, NOT_NEGATIVE] = 0.0
     """Decoupled decay of every Adam class."""
+    decay_vectors: bool = True
+    """Off: no decay of 1-D parameters, which are the scalars, the weights of norms and the biases."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig(Limited, prefix="--optim.schedule."):
-    """Multiplier on every base rate: 1, then a straight line down over the cool-down to `floor`."""
+    """Multiplier on every base rate: a line up over the warm-up, 1, then over the cool-down down to `floor`."""
 
+    warmup_steps: Annotated[int, at_least(0)] = 0
+    """Step s of the warm-up has (s + 1)/warmup-steps of the rate; scaled in proportion by `--steps`. 0: none."""
+    shape: Literal["linear", "cosine"] = "linear"
+    """Of the cool-down: a straight line, or half a cosine."""
     cooldown_steps: Annotated[int | None, at_least(1)] = None
     """Length of the cool-down in steps; scaled in proportion by `--steps`."""
     cooldown_share: Annotated[float | None, SHARE] = 0.4
-    """Or as a share of the run."""
+    """Or as a share of the run after the warm-up."""
     floor: Annotated[float, UNIT_INTERVAL.saying("the records use 0")] = 0.0
-    """Multiplier that the line would reach at the step after the last."""
+    """Multiplier that the cool-down would reach at the step after the last."""
 
     def check(self) -> None:
         if (self.cooldown_steps is None) == (self.cooldown_share is None):
@@ -104,7 +112,8 @@ class GroupConfig(Limited, prefix="optim.groups: "):
     """Changes for one group of parameters; None takes what `optim.muon` and `optim.adam` say of it."""
 
     name: str
-    """As the model's description names it: matrices, embeddings, value_embeddings, lm_head, scalars, or a new one."""
+    """As the model's description names it: matrices, embeddings, value_embeddings, lm_head, scalars, vectors, or a
+    new one."""
     rule: str | None = None
     """The module of `optim/rules` that moves it: muon, adam, adam_rows, ..."""
     lr: Annotated[float | None, NOT_NEGATIVE] = None

@@ -4,9 +4,9 @@ Steps count from 0; step `steps` only validates, at the settings it would have. 
 its own. A stage's border is the sum of the shares before it, times the steps, rounded. No torch.
 
 Every record holds its rates at 1 and then follows one straight line that would reach the floor at step `steps`, one
-past the last update: the smallest multiplier used is 1/cooldown, never 0. There is no warm-up of the rate. A cool-down
-given as a share stays fractional (0.4 of 266 steps is 106.4), because the line is a function of step/steps and rounding
-it would change every multiplier.
+past the last update: the smallest multiplier used is 1/cooldown, never 0. The baselines warm up before that, and cool
+down by a cosine. A cool-down given as a share stays fractional (0.4 of 266 steps is 106.4), because the line is a
+function of step/steps and rounding it would change every multiplier.
 """
 
 import math
@@ -70,7 +70,7 @@ def schedule(run: "RunConfig", step: int) -> StepSettings:
     index = stage_of(run, step)
     stage = stages_of(run)[index]
     steps, rates = run.steps, run.optim.schedule
-    scale = stage.lr * lr_scale(step, steps=steps, cooldown_steps=cooldown_steps_of(rates, steps), floor=rates.floor)
+    scale = stage.lr * rate_at(rates, step, steps)
     momentum = muon_momentum(step, run.optim.muon)
     groups = param_groups(run.optim, describe(run.model).groups)
     factors = stage.loss_weights or (1.0,) * len(run.model.loss_terms)
@@ -170,20 +170,35 @@ def check_stages(run: "RunConfig") -> None:
                 raise ConfigError(f"stages: stage {number} has a window of {window}, not a multiple of {BLOCK_TOKENS}")
 
 
-def lr_scale(step: int, *, steps: int, cooldown_steps: float, floor: float = 0.0) -> float:
-    """Multiplier on every base rate at `step`: 1, then over the last `cooldown_steps` a line that ends at `floor`."""
-    remaining = (steps - step) / cooldown_steps  # 1 where the line starts, 0 one step after the last
-    return floor + (1.0 - floor) * remaining if remaining < 1.0 else 1.0
+def rate_at(schedule: ScheduleConfig, step: int, steps: int) -> float:
+    """Multiplier on every base rate at `step`."""
+    length, floor = cooldown_steps_of(schedule, steps), schedule.floor
+    if step < schedule.warmup_steps:
+        return (step + 1) / schedule.warmup_steps
+    return lr_scale(step, steps=steps, cooldown_steps=length, floor=floor, cosine=schedule.shape == "cosine")
+
+
+def lr_scale(step: int, *, steps: int, cooldown_steps: float, floor: float = 0.0, cosine: bool = False) -> float:
+    """Multiplier after the warm-up: 1, then over the last `cooldown_steps` down to `floor`, by a line or half a
+    cosine."""
+    remaining = (steps - step) / cooldown_steps  # 1 where the cool-down starts, 0 one step after the last
+    if remaining >= 1.0:
+        return 1.0
+    return floor + (1.0 - floor) * (0.5 - 0.5 * math.cos(math.pi * remaining) if cosine else remaining)
 
 
 def cooldown_steps_of(schedule: ScheduleConfig, steps: int) -> float:
     """Length of the cool-down in a run of `steps`; a share of them need not be whole."""
+    warmup = schedule.warmup_steps
+    if warmup >= max(1, steps):
+        raise ConfigError(f"--optim.schedule.warmup-steps {warmup} leaves nothing of the run of {steps} steps")
     if schedule.cooldown_share is not None:
-        return schedule.cooldown_share * steps
+        return schedule.cooldown_share * (steps - warmup)
     cooldown = schedule.cooldown_steps
     assert cooldown is not None  # ScheduleConfig holds exactly one of the two
-    if cooldown > steps:
-        raise ConfigError(f"--optim.schedule.cooldown-steps {cooldown} is longer than the run of {steps} steps")
+    if cooldown > steps - warmup:
+        after = f" after {warmup} of --optim.schedule.warmup-steps" if warmup else ""
+        raise ConfigError(f"--optim.schedule.cooldown-steps {cooldown} is longer than the run of {steps} steps{after}")
     return cooldown
 
 
@@ -195,11 +210,13 @@ def muon_momentum(step: int, muon: MuonConfig) -> float:
 
 
 def scaled_to(optim: OptimConfig, steps_before: int, steps_after: int) -> OptimConfig:
-    """The same recipe for a run of another length: a cool-down in steps keeps its proportion, a share is one already.
+    """The same recipe for a run of another length: warm-up and a cool-down in steps keep their proportion, a share is
+    one already.
 
     The momentum warm-up stays as it is: a matter of the first gradients, not of the length of the run."""
-    cooldown = optim.schedule.cooldown_steps
-    if cooldown is None:
+    rates, factor = optim.schedule, steps_after / steps_before
+    cooldown = None if rates.cooldown_steps is None else max(1, round(rates.cooldown_steps * factor))
+    warmup = min(round(rates.warmup_steps * factor), steps_after - 1)
+    if (cooldown, warmup) == (rates.cooldown_steps, rates.warmup_steps):
         return optim
-    scaled = max(1, round(cooldown * steps_after / steps_before))
-    return replace(optim, schedule=replace(optim.schedule, cooldown_steps=scaled))
+    return replace(optim, schedule=replace(rates, cooldown_steps=cooldown, warmup_steps=warmup))

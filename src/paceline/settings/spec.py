@@ -7,14 +7,14 @@ A part gives names relative to its module; `describe` puts the module's path bef
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal
 
 from paceline.settings.model import AttentionLayer, DType, LayerConfig, ModelConfig
 
-Group = Literal["matrices", "embeddings", "value_embeddings", "lm_head", "scalars"]
+Group = Literal["matrices", "embeddings", "value_embeddings", "lm_head", "scalars", "vectors"]
 """Parameters that the optimizer treats alike. A new kind of parameter may have a group of its own."""
 WorkClass = Literal["mlp", "attention_projections", "head_and_loss"]
 """Where a product's time is counted."""
@@ -23,14 +23,17 @@ DTYPE_BYTES: dict[DType, int] = {"fp32": 4, "bf16": 2}
 
 @dataclass(frozen=True)
 class Init:
-    """How a parameter starts: N(0, 1), U(±bound), or these values, one for all or one each."""
+    """How a parameter starts: N(0, std), U(±bound), or these values, one for all or one each."""
 
     kind: Literal["normal", "uniform", "values"]
     bound: float = 0.0
+    std: float = 1.0
     values: tuple[float, ...] = ()
 
 
-NORMAL, ZEROS = Init("normal"), Init("values", values=(0.0,))
+GPT2_STD = 0.02
+NORMAL, GPT2 = Init("normal"), Init("normal", std=GPT2_STD)
+ZEROS, ONES = Init("values", values=(0.0,)), Init("values", values=(1.0,))
 
 
 def uniform(fan_in: int) -> Init:
@@ -88,14 +91,15 @@ class Part:
 
 
 def embeddings(config: ModelConfig) -> Part:
-    start = NORMAL if config.embedding_init == "normal" else uniform(config.width)
+    start = {"normal": NORMAL, "uniform": uniform(config.width), "gpt2": GPT2}[config.embedding_init]
     token = _table(config, "token", config.width, "embeddings", start, dense=config.tied_lm_head)
     widths, in_chunks = config.value_table_widths, config.value_storage == "chunks"
     tables = {f"values.{table}": width for table, width in widths.items()}
     if widths and in_chunks:
         tables = {"value_chunks": sum(widths.values())}
     values = [_table(config, name, n, "value_embeddings", NORMAL, dense=in_chunks) for name, n in tables.items()]
-    return Part((token, *values))
+    rows = replace(token, name="position", shape=(config.rotary.max_tokens, config.width), init=GPT2, gradient="dense")
+    return Part((token, *([rows] if config.positions == "learned" else []), *values))
 
 
 def attention(config: ModelConfig, shape: AttentionLayer) -> Part:
@@ -105,16 +109,24 @@ def attention(config: ModelConfig, shape: AttentionLayer) -> Part:
     else:
         names = ("query", "key", "value")
         projections = [_matrix(config, name, out, width) for name, out in zip(names, rows, strict=True)]
-    output = _matrix(config, "output", width, shape.out_width, zero=config.zero_init_outputs)
+    output = _output(config, "output", width, shape.out_width)
     mix = [_scalars(config, "value_mix", (0.5,) * config.value_lambdas)] if config.value_path != "plain" else []
     matrices = [*projections, output]
-    return Part((*matrices, *mix), tuple(_product(matrix, "attention_projections") for matrix in matrices))
+    products = tuple(_product(matrix, "attention_projections") for matrix in matrices)
+    return Part((*matrices, *_biases(config, matrices), *mix), products)
 
 
 def mlp(config: ModelConfig, layer: LayerConfig) -> Part:
-    up = _matrix(config, "up", layer.mlp_width, config.width)
-    down = _matrix(config, "down", config.width, layer.mlp_width, zero=config.zero_init_outputs)
-    return Part((up, down), (_product(up, "mlp"), _product(down, "mlp")))
+    ways_in = [_matrix(config, name, layer.mlp_width, config.width) for name in ("gate", "up")[not config.gated :]]
+    matrices = [*ways_in, _output(config, "down", config.width, layer.mlp_width)]
+    return Part((*matrices, *_biases(config, matrices)), tuple(_product(matrix, "mlp") for matrix in matrices))
+
+
+def norm(config: ModelConfig) -> Part:
+    """A norm on the residual stream."""
+    names = {"weight": ONES} if config.norm != "rms" else {}
+    names |= {"bias": ZEROS} if config.norm == "layer" and config.biases else {}
+    return Part(tuple(_vector(name, config.width, init) for name, init in names.items()))
 
 
 def block(config: ModelConfig) -> Part:
@@ -125,7 +137,9 @@ def block(config: ModelConfig) -> Part:
 def trunk(config: ModelConfig) -> Part:
     """What the model has besides embeddings and blocks."""
     skips = [_scalars(config, "skip_weights", (1.0,) * (config.num_layers // 2))] if config.unet_skips else []
-    head = _matrix(config, "head", config.lm_head_rows, config.width, zero=config.lm_head_init == "zeros")
+    head = _matrix(config, "head", config.lm_head_rows, config.width)
+    starts = {"zeros": ZEROS, "uniform": uniform(config.width), "gpt2": GPT2}
+    head = replace(head, init=starts[config.lm_head_init])
     heads = () if config.tied_lm_head else (replace(head, group="lm_head"),)
     return Part((*skips, *heads), (_product(head, "head_and_loss"),))
 
@@ -137,19 +151,34 @@ def _table(config: ModelConfig, name: str, width: int, group: Group, init: Init,
     return Parameter(name=name, shape=shape, group=group, dtype=dtype, init=init, gradient=gradient)
 
 
-def _matrix(
-    config: ModelConfig, name: str, rows: int, columns: int, *, zero: bool = False, parts: tuple[int, ...] = ()
-) -> Parameter:
+def _matrix(config: ModelConfig, name: str, rows: int, columns: int, *, parts: tuple[int, ...] = ()) -> Parameter:
     """An fp32 weight (out, in) that Muon may move."""
     return Parameter(
         name=name,
         shape=(rows, columns),
         group="matrices",
         dtype="fp32",
-        init=ZEROS if zero else uniform(columns),
+        init=GPT2 if config.matrix_init == "gpt2" else uniform(columns),
         parts=parts,
         rounded=config.precision.round_matrices_at_init,
     )
+
+
+def _output(config: ModelConfig, name: str, rows: int, columns: int) -> Parameter:
+    """The matrix at the end of a branch."""
+    matrix = _matrix(config, name, rows, columns)
+    if config.zero_init_outputs:
+        return replace(matrix, init=ZEROS)
+    small = Init("normal", std=GPT2_STD / math.sqrt(2 * config.num_layers))
+    return replace(matrix, init=small) if config.matrix_init == "gpt2" else matrix
+
+
+def _biases(config: ModelConfig, matrices: Sequence[Parameter]) -> list[Parameter]:
+    return [_vector(f"{each.name}_bias", each.shape[0], ZEROS) for each in matrices] if config.biases else []
+
+
+def _vector(name: str, width: int, init: Init) -> Parameter:
+    return Parameter(name=name, shape=(width,), group="vectors", dtype="fp32", init=init)
 
 
 def _scalars(config: ModelConfig, name: str, start: tuple[float, ...]) -> Parameter:
@@ -203,9 +232,12 @@ def describe(config: ModelConfig) -> Description:
         path = f"blocks.{layer.index}."
         parts.append((path, block(config)))
         if layer.attention is not None:
+            parts.append((f"{path}attention_norm.", norm(config)))
             parts.append((f"{path}attention.", attention(config, layer.attention)))
         if layer.mlp_width:
+            parts.append((f"{path}mlp_norm.", norm(config)))
             parts.append((f"{path}mlp.", mlp(config, layer)))
+    parts.append(("final_norm.", norm(config)))
     return Description(
         tuple(replace(each, name=path + each.name) for path, part in parts for each in part.parameters),
         tuple(replace(each, name=path + each.name) for path, part in parts for each in part.products),

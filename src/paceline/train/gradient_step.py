@@ -7,6 +7,7 @@ that of a micro-batch may be replayed as a CUDA graph, one for each shape.
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from paceline.data.feed import DeviceBatch
 from paceline.metrics.deferred import Values
 from paceline.model.loss import IGNORE_TARGET, Losses
 from paceline.model.masks import window_tensor
+from paceline.parallel.batch_split import rank_slice
 from paceline.parallel.gradients import Replica, exchange, replicate, zero_in_place_
 from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
 from paceline.settings.data import BatchConfig
@@ -51,6 +53,10 @@ class GradientStep:
         """Put the step's windows and loss weights where the model reads them."""
         for place, window in zip(self.windows.unbind(), settings.windows.values(), strict=False):
             place.fill_(window)
+        if self.run.model.dropout is not None:
+            from paceline.model.dropout import step_key
+
+            self.run.model.dropout.step_key.fill_(step_key(self.run.config.seed, settings.step))
         for place, weight in zip(self.loss_weights.unbind(), settings.loss_weights, strict=True):
             place.fill_(weight)
 
@@ -82,6 +88,10 @@ class GradientStep:
         share, compute = self.run.share(settings.sequences), forward_backward
         if self.graphs is not None:  # not to be dropped: a capture must be ended, and takes no longer than a step
             compute = self.graphs.of(batch, share.micro_sequences) or forward_backward
+        if self.run.model.dropout is not None:
+            place = rank_slice(ranks.rank, ranks.world, config.parallel.context_parallel)
+            first = self.run.model.dropout.first_sequence
+            compute = each_in_its_place(compute, first, place.run * share.sequences)
         with self._unguarded(), self.droppable():
             losses = accumulate_gradient(
                 self.replica,
@@ -128,6 +138,19 @@ def forward_backward(
     terms = torch.stack(losses.terms) / counted
     (main + (weights * terms).sum()).backward()
     return torch.cat([main[None], terms]).detach()
+
+
+def each_in_its_place(compute: Callable[..., Tensor], first: Tensor, sequence: int) -> Callable[..., Tensor]:
+    """`compute` for one micro-batch after another, with the number of its first sequence in the global batch written
+    to `first`; dropout depends on it."""
+
+    def run(model: nn.Module, tokens: Tensor, *rest: Any) -> Tensor:
+        nonlocal sequence
+        first.fill_(sequence)
+        sequence += len(tokens)
+        return compute(model, tokens, *rest)
+
+    return run
 
 
 def accumulate_gradient(

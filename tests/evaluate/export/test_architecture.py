@@ -11,10 +11,17 @@ from paceline.recipes.scaling import scaled
 from paceline.settings.model import ModelConfig
 
 NOT_NEEDED = {
-    *("embedding_init", "lm_head_init", "zero_init_outputs", "precision.round_matrices_at_init"),  # how a run begins
+    *(
+        "embedding_init",
+        "lm_head_init",
+        "matrix_init",
+        "zero_init_outputs",
+        "precision.round_matrices_at_init",
+    ),  # how a run begins
     *("window.start_tokens", "window.growth_tokens", "window.quantum_tokens"),  # the window of the step is exported
     *("qkv", "value_storage", "precision.embeddings"),  # how weights are stored, which they tell themselves
-    "rotary.max_tokens",  # how long our own tables are
+    "rotary.max_tokens",  # how long our own tables are; of learned positions it is exported
+    "dropout",  # of training
     "loss_terms",  # what training adds to the loss; validation and exports leave it out
 }
 

@@ -13,6 +13,8 @@ from paceline.evaluate.export.tokenizer_files import library_tokenizer, merges_o
 from paceline.text.tokenizer import Tokenizer
 from text.test_tokenizer import TOKENIZERS
 
+ORDINARY_TEXTS = [text for text in SAMPLE_TEXTS if "<|endoftext|>" not in text]
+
 
 @pytest.fixture(scope="module", params=TOKENIZERS)
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, object]:
@@ -34,7 +36,15 @@ def check(both: tuple[Tokenizer, PreTrainedTokenizerFast], text: str) -> None:
     assert theirs.decode(ids, skip_special_tokens=True) == text
 
 
-@pytest.mark.parametrize("text", [*SAMPLE_TEXTS, "", "<|endoftext|>", "the<|endoftext|> theory", " it's  the\n\nend "])
+def test_end_of_text_spelled_out_is_that_token_so_that_a_pipeline_can_open_a_text(
+    both: tuple[Tokenizer, PreTrainedTokenizerFast],
+) -> None:
+    ours, theirs = both
+    assert theirs("<|endoftext|>the theory")["input_ids"] == [ours.end_of_text, *ours.encode("the theory")]
+    assert theirs("<|endoftext|>", split_special_tokens=True)["input_ids"] == ours.encode("<|endoftext|>")
+
+
+@pytest.mark.parametrize("text", [*ORDINARY_TEXTS, "", " it's  the\n\nend "])
 def test_ids_are_ours_and_the_text_comes_back(both: tuple[Tokenizer, PreTrainedTokenizerFast], text: str) -> None:
     check(both, text)
 
@@ -57,7 +67,7 @@ def test_batches_are_padded_on_the_left_by_end_of_text(both: tuple[Tokenizer, Pr
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_a_tokenizer_opens_texts_if_asked(name: str, tmp_path: Path) -> None:
     ours, theirs = TOKENIZERS[name], loaded(TOKENIZERS[name], tmp_path, add_bos_token=True)
-    for text in ("", "the theory", "<|endoftext|>"):
+    for text in ("", "the theory"):
         ids = theirs(text)["input_ids"]
         assert ids == [ours.end_of_text, *ours.encode(text)]
         assert theirs.decode(ids, skip_special_tokens=True) == text

@@ -13,14 +13,15 @@ from paceline.core.units import BLOCK_TOKENS
 from paceline.model.masks import Windows
 from paceline.model.rotary import rotary_pairs
 from paceline.settings.model import DType, ModelConfig
+from paceline.text.tokenizer import END_OF_TEXT
 
 DTYPES: dict[DType, str] = {"fp32": "float32", "bf16": "bfloat16"}
 """Formats as transformers spells them."""
 
 ARCHITECTURE = "PacelineForCausalLM"
 SAME_NAMES = (
-    "activation", "attention_branch_scale", "document_mask", "embedding_norm", "embedding_rows", "head_dim", "norm_eps",
-    "qk_norm", "qk_norm_eps", "softcap", "tied_lm_head", "unet_skips", "x0_mix",
+    "activation", "attention_branch_scale", "biases", "document_mask", "embedding_norm", "embedding_rows", "head_dim",
+    "norm", "norm_eps", "qk_norm", "qk_norm_eps", "softcap", "tied_lm_head", "unet_skips", "x0_mix",
 )  # fmt: skip
 """What config.json calls as `ModelConfig` does."""
 
@@ -40,6 +41,7 @@ def hf_config(model: ModelConfig, *, sequence_tokens: int, windows: Windows, end
         },
         "dtype": "float32",
         **special_tokens(end_of_text),
+        "prefix": END_OF_TEXT,
         **{name: getattr(model, name) for name in SAME_NAMES},
         "vocab_size": model.lm_head_rows,
         "hidden_size": model.width,
@@ -48,10 +50,13 @@ def hf_config(model: ModelConfig, *, sequence_tokens: int, windows: Windows, end
         "num_key_value_heads": model.kv_heads,
         "qk_dims": [0 if s is None else s.qk_dim for s in shapes],
         "v_dims": [0 if s is None else s.v_dim for s in shapes],
-        "intermediate_size": model.mlp_ratio * model.width,
+        "intermediate_size": model.mlp_width,
         "mlp_widths": [layer.mlp_width for layer in model.layers],
+        "learned_positions": model.rotary.max_tokens if model.positions == "learned" else 0,
         "rotary_base": model.rotary.base,
-        "rotary_pairs": [0 if s is None else rotary_pairs(model.rotary, s.qk_dim) for s in shapes],
+        "rotary_pairs": [
+            0 if s is None or model.positions != "rotary" else rotary_pairs(model.rotary, s.qk_dim) for s in shapes
+        ],
         "rotary_spacing": model.rotary.spacing,
         "rotary_frequency_dtype": DTYPES[model.rotary.frequency_dtype],
         "rotary_table_dtype": DTYPES[model.rotary.table_dtype],
@@ -95,14 +100,16 @@ def _exported(model: ModelConfig, name: str, tensor: Tensor) -> dict[str, Tensor
     if name == "embeddings.value_chunks":
         names = [f"value_embeddings.{number}.weight" for number in model.value_table_widths]
         return _split(tensor, names, list(model.value_table_widths.values()), dim=1)
-    if name.endswith(".attention.qkv"):
+    if name.endswith((".attention.qkv", ".attention.qkv_bias")):
         shape = model.layers[int(name.split(".")[1])].attention
         assert shape is not None
-        names = [name.removesuffix("qkv") + f"{part}.weight" for part in ("query", "key", "value")]
+        path, kind = name.rpartition("qkv")[0], "bias" if tensor.dim() == 1 else "weight"
+        names = [f"{path}{part}.{kind}" for part in ("query", "key", "value")]
         return _split(tensor, names, [shape.q_width, shape.k_width, shape.v_width], dim=0)
     if tensor.dim() == 1:
-        return {name: tensor}
-    renamed = {"embeddings.token": "embed_tokens", "head": "lm_head"}.get(name, name)
+        return {f"{name.removesuffix('_bias')}.bias" if name.endswith("_bias") else name: tensor}
+    moved = {"embeddings.token": "embed_tokens", "embeddings.position": "embed_positions", "head": "lm_head"}
+    renamed = moved.get(name, name)
     return {f"{renamed.replace('embeddings.values.', 'value_embeddings.')}.weight": tensor}
 
 

@@ -15,8 +15,9 @@ class PacelineConfig(PretrainedConfig):
     vocab_size: columns of the logits, those included that only pad the head. attention_layers: whether each layer has
     attention. value_tables: the table that each layer mixes into its values, or None. value_lambdas: scalars of that
     mix, 0 without one. qk_dims, v_dims: width of a head in each layer. mlp_widths: 0 where a layer has no MLP.
-    window_tokens: each layer's window at the step that was exported. compute_dtype: format of products on a GPU; a CPU
-    computes in float32. scalar_dtype: of the learned scalars in training."""
+    learned_positions: rows of the table of positions, 0 without one. window_tokens: each layer's window at the step
+    that was exported. compute_dtype: format of products on a GPU; a CPU computes in float32. scalar_dtype: of the
+    learned scalars in training."""
 
     model_type = "paceline"
     keys_to_ignore_at_inference = ("past_key_values",)

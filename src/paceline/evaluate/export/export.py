@@ -19,6 +19,7 @@ from paceline.core.files import write_json
 from paceline.core.schema import to_dict
 from paceline.evaluate.export.architecture import generation_config, hf_config, hf_weights
 from paceline.evaluate.export.model_card import model_card
+from paceline.evaluate.export.stock import stock_config, stock_shape, stock_weights
 from paceline.evaluate.export.tokenizer_files import library_tokenizer, tokenizer_config
 from paceline.evaluate.load import SavedRun
 from paceline.metrics.card import read_card
@@ -27,7 +28,8 @@ from paceline.text.tokenizer import FILE_NAME, Tokenizer, load_tokenizer
 Target = Literal["hf", "safetensors"]
 WEIGHTS = "model.safetensors"
 MODEL_FILES = ("configuration_paceline.py", "modeling_paceline.py")
-"""What transformers runs. They lie beside this module and are copied as they are."""
+"""What transformers runs where the model is none of its own. They lie beside this module and are copied as they
+are."""
 
 
 def export(saved: SavedRun, to: Target, out: Path) -> None:
@@ -49,13 +51,20 @@ def _write_hf(saved: SavedRun, folder: Path) -> None:
     tokenizer, card = _tokenizer_of(saved), read_card(saved.folder.path)
     write_json(folder / "tokenizer.json", library_tokenizer(tokenizer))
     write_json(folder / "tokenizer_config.json", tokenizer_config(length))
-    config = hf_config(model, sequence_tokens=length, windows=saved.windows, end_of_text=end_of_text)
+    weights, shape = saved.checkpoint.model, stock_shape(model)
+    if shape is None:
+        config = hf_config(model, sequence_tokens=length, windows=saved.windows, end_of_text=end_of_text)
+        tensors = hf_weights(model, weights)
+        for name in MODEL_FILES:
+            shutil.copyfile(Path(__file__).with_name(name), folder / name)
+    else:
+        config = stock_config(model, shape, sequence_tokens=length, end_of_text=end_of_text)
+        tensors = stock_weights(model, shape, weights)
     write_json(folder / "config.json", config)
     write_json(folder / "generation_config.json", generation_config(model, end_of_text=end_of_text))
-    (folder / "README.md").write_text(model_card(card, step=saved.checkpoint.step), encoding="utf-8")
-    for name in MODEL_FILES:
-        shutil.copyfile(Path(__file__).with_name(name), folder / name)
-    _write_weights(folder, hf_weights(model, saved.checkpoint.model))
+    readme = model_card(card, step=saved.checkpoint.step, own_code=shape is None)
+    (folder / "README.md").write_text(readme, encoding="utf-8")
+    _write_weights(folder, tensors)
 
 
 def _write_plain(saved: SavedRun, folder: Path) -> None:

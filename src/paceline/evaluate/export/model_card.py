@@ -19,13 +19,13 @@ prompts = tokenizer(["A first prompt", "Another one, which is longer"], padding=
 print(tokenizer.batch_decode(model.generate(**prompts, max_new_tokens=50), skip_special_tokens=True))
 ```
 
-`add_bos_token=True` opens every text with end-of-text, as documents did in training. The model runs the code in
-`modeling_paceline.py`, which needs torch and transformers only.
+`add_bos_token=True` opens every text with end-of-text, as documents did in training; `pipeline` does it by itself.
 """
+OWN_CODE = "The model runs the code in `modeling_paceline.py`, which needs torch and transformers only.\n"
 
 
-def model_card(card: RunCard, *, step: int) -> str:
-    """README.md for the weights of `step`."""
+def model_card(card: RunCard, *, step: int, own_code: bool) -> str:
+    """README.md for the weights of `step`. `own_code`: the model needs more than transformers has."""
     version = card.code_version
     facts = {
         "preset": card.preset,
@@ -37,8 +37,9 @@ def model_card(card: RunCard, *, step: int) -> str:
         "started": card.started,
         "paceline": f"{version.version}, commit {version.commit or 'unknown'}",
     }
+    use = USE + OWN_CODE if own_code else USE.replace(", trust_remote_code=True", "")
     table = "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items())])
-    return "\n\n".join([HEAD, f"# {card.name}", "A language model trained with paceline.", table, _diff(card), USE])
+    return "\n\n".join([HEAD, f"# {card.name}", "A language model trained with paceline.", table, _diff(card), use])
 
 
 def _loss(card: RunCard, step: int) -> str:

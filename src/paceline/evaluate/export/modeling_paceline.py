@@ -27,8 +27,31 @@ def rms_norm(x: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x.float(), (x.size(-1),), eps=eps).to(x.dtype)
 
 
+class Norm(nn.Module):
+    """Of the residual stream: RMS norm with or without weights, or layer norm."""
+
+    def __init__(self, config: PacelineConfig) -> None:
+        super().__init__()
+        self.kind, self.eps, width = config.norm, config.norm_eps, config.hidden_size
+        self.weight = nn.Parameter(torch.ones(width)) if self.kind != "rms" else None
+        self.bias = nn.Parameter(torch.zeros(width)) if self.kind == "layer" and config.biases else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape, weight = (x.size(-1),), None if self.weight is None else self.weight.float()
+        if self.kind == "layer":
+            bias = None if self.bias is None else self.bias.float()
+            return F.layer_norm(x.float(), shape, weight, bias, self.eps).to(x.dtype)
+        return F.rms_norm(x.float(), shape, weight, self.eps).to(x.dtype)
+
+
 def linear(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     return F.linear(x.to(dtype), weight.to(dtype))
+
+
+def affine(x: Tensor, layer: nn.Linear) -> Tensor:
+    """In x's format; the bias is added to the rounded product, as in training."""
+    y = linear(x, layer.weight, x.dtype)
+    return y if layer.bias is None else y + layer.bias.to(y.dtype)
 
 
 def rotary_rows(config: PacelineConfig, positions_BT: Tensor, pairs: int) -> tuple[Tensor, Tensor]:
@@ -76,20 +99,20 @@ class Attention(nn.Module):
         self.config, self.layer, self.slot = config, layer, slot
         width, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
         self.qk_dim, self.v_dim = config.qk_dims[layer], config.v_dims[layer]
-        self.query = nn.Linear(width, heads * self.qk_dim, bias=False)
-        self.key = nn.Linear(width, kv_heads * self.qk_dim, bias=False)
-        self.value = nn.Linear(width, kv_heads * self.v_dim, bias=False)
-        self.output = nn.Linear(heads * self.v_dim, width, bias=False)
+        self.query = nn.Linear(width, heads * self.qk_dim, bias=config.biases)
+        self.key = nn.Linear(width, kv_heads * self.qk_dim, bias=config.biases)
+        self.value = nn.Linear(width, kv_heads * self.v_dim, bias=config.biases)
+        self.output = nn.Linear(heads * self.v_dim, width, bias=config.biases)
         if config.value_lambdas:
             self.value_mix = nn.Parameter(torch.full((config.value_lambdas,), 0.5))
 
     def forward(
-        self, x: Tensor, extra: Tensor | None, turn: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None
+        self, x: Tensor, extra: Tensor | None, turn: tuple[Tensor, Tensor] | None, mask: Tensor, cache: Cache | None
     ) -> tuple[Tensor, Tensor]:
         """The branch's output (B, T, width) for a normalised stream already in the format of products, and the layer's
         own values before `extra`, (B, T, H_kv, D), was mixed in."""
         q, k, own = (
-            linear(x, part.weight, x.dtype).unflatten(-1, (-1, dim))
+            affine(x, part).unflatten(-1, (-1, dim))
             for part, dim in ((self.query, self.qk_dim), (self.key, self.qk_dim), (self.value, self.v_dim))
         )
         q, k, v = self.positioned(q, turn), self.positioned(k, turn), self.mixed(own, extra)
@@ -99,15 +122,16 @@ class Attention(nn.Module):
         group = self.config.num_attention_heads // self.config.num_key_value_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.qk_dim**-0.5)
-        branch = linear(y.transpose(1, 2).flatten(-2), self.output.weight, x.dtype)
+        branch = affine(y.transpose(1, 2).flatten(-2), self.output)
         scale = self.config.attention_branch_scale
         return (branch if scale == 1.0 else scale * branch), own
 
-    def positioned(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    def positioned(self, x: Tensor, turn: tuple[Tensor, Tensor] | None) -> Tensor:
         c = self.config
         if c.qk_norm == "before_rotary":
             x = rms_norm(x, c.qk_norm_eps)
-        x = rotate(x, *turn, torch.float32 if c.rotary_in_fp32 else x.dtype)
+        if turn is not None:
+            x = rotate(x, *turn, torch.float32 if c.rotary_in_fp32 else x.dtype)
         return rms_norm(x, c.qk_norm_eps) if c.qk_norm == "after_rotary" else x
 
     def mixed(self, v: Tensor, extra: Tensor | None) -> Tensor:
@@ -125,23 +149,30 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config: PacelineConfig, hidden: int) -> None:
         super().__init__()
-        self.activation = config.activation
-        self.up = nn.Linear(config.hidden_size, hidden, bias=False)
-        self.down = nn.Linear(hidden, config.hidden_size, bias=False)
+        self.activation, width, biases = config.activation, config.hidden_size, config.biases
+        self.gate = nn.Linear(width, hidden, bias=biases) if self.activation == "swiglu" else None
+        self.up = nn.Linear(width, hidden, bias=biases)
+        self.down = nn.Linear(hidden, width, bias=biases)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = linear(x, self.up.weight, x.dtype)
-        hidden = F.gelu(hidden) if self.activation == "gelu" else F.relu(hidden).square()
-        return linear(hidden, self.down.weight, x.dtype)
+        hidden = affine(x, self.up)
+        if self.gate is not None:
+            hidden = F.silu(affine(x, self.gate)) * hidden
+        elif self.activation.startswith("gelu"):
+            hidden = F.gelu(hidden, approximate="tanh" if self.activation == "gelu_tanh" else "none")
+        else:
+            hidden = F.relu(hidden).square()
+        return affine(hidden, self.down)
 
 
 class Block(nn.Module):
     def __init__(self, config: PacelineConfig, layer: int) -> None:
         super().__init__()
-        self.eps = config.norm_eps
         self.x0_mix = nn.Parameter(torch.tensor([1.0, 0.0])) if config.x0_mix else None
         slot = sum(config.attention_layers[:layer])
+        self.attention_norm = Norm(config) if config.attention_layers[layer] else None
         self.attention = Attention(config, layer, slot) if config.attention_layers[layer] else None
+        self.mlp_norm = Norm(config) if config.mlp_widths[layer] else None
         self.mlp = MLP(config, config.mlp_widths[layer]) if config.mlp_widths[layer] else None
 
     def forward(
@@ -158,10 +189,12 @@ class Block(nn.Module):
         own = None
         if self.x0_mix is not None:
             x = self.x0_mix[0] * x + self.x0_mix[1] * x0
-        if self.attention is not None:
-            branch, own = self.attention(rms_norm(x, self.eps).to(dtype), extra, turn, mask, cache)
+        if self.attention is not None and self.attention_norm is not None:
+            branch, own = self.attention(self.attention_norm(x).to(dtype), extra, turn, mask, cache)
             x = x + branch
-        return x if self.mlp is None else x + self.mlp(rms_norm(x, self.eps).to(dtype)), own
+        if self.mlp is not None and self.mlp_norm is not None:
+            x = x + self.mlp(self.mlp_norm(x).to(dtype))
+        return x, own
 
 
 class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
@@ -173,12 +206,15 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         rows, heads = config.embedding_rows, config.num_key_value_heads
         self.embed_tokens = nn.Embedding(rows, config.hidden_size)
+        if config.learned_positions:
+            self.embed_positions = nn.Embedding(config.learned_positions, config.hidden_size)
         tables = zip(config.value_tables, config.v_dims, strict=True)
         widths = {str(table): heads * v_dim for table, v_dim in tables if table is not None}
         self.value_embeddings = nn.ModuleDict({table: nn.Embedding(rows, width) for table, width in widths.items()})
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         if config.unet_skips:
             self.skip_weights = nn.Parameter(torch.ones(config.num_hidden_layers // 2))
+        self.final_norm = Norm(config)
         if not config.tied_lm_head:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
@@ -206,7 +242,7 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values = DynamicCache()
         positions, masks = self.positions_and_masks(input_ids, attention_mask, position_ids, past_key_values)
         turns = {pairs: rotary_rows(self.config, positions, pairs) for pairs in set(self.config.rotary_pairs) if pairs}
-        x = self.stream(input_ids, turns, masks, past_key_values)
+        x = self.stream(input_ids, positions, turns, masks, past_key_values)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.head(x[:, kept])
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
@@ -246,11 +282,19 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
         return found[0][:, 0, :, 0], found[1][:, 0, :, 0]
 
     def stream(
-        self, tokens: Tensor, turns: dict[int, tuple[Tensor, Tensor]], masks: dict[int, Tensor], cache: Cache | None
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        turns: dict[int, tuple[Tensor, Tensor]],
+        masks: dict[int, Tensor],
+        cache: Cache | None,
     ) -> Tensor:
         """The residual stream after the last block, (B, T, width)."""
         c, dtype = self.config, self.products_dtype(tokens.device)
-        x: Tensor = self.embed_tokens(tokens).to(torch.float32 if c.stream_in_fp32 else dtype)
+        x: Tensor = self.embed_tokens(tokens)
+        if c.learned_positions:
+            x = x + self.embed_positions(positions)
+        x = x.to(torch.float32 if c.stream_in_fp32 else dtype)
         if c.embedding_norm:
             x = rms_norm(x, c.norm_eps)
         x0, first, half = x, None, c.num_hidden_layers // 2
@@ -272,6 +316,6 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
     def head(self, x: Tensor) -> Tensor:
         """(B, T, width) -> (B, T, vocab_size) fp32, capped."""
         weight = self.embed_tokens.weight if self.config.tied_lm_head else self.lm_head.weight
-        logits = linear(rms_norm(x, self.config.norm_eps), weight, self.products_dtype(x.device)).float()
+        logits = linear(self.final_norm(x), weight, self.products_dtype(x.device)).float()
         cap: float | None = self.config.softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)

@@ -2,8 +2,9 @@
 
 All three kinds are byte-level BPEs there; raw bytes are one without merges. A text's ids are its own, as GPT-2's
 tokenizer gives them, so that lm-evaluation-harness asks the exported model what it asks ours; with end-of-text before
-every text it would count that token's loss in a perplexity. `add_bos_token=True`, when the tokenizer is loaded, opens
-texts as `paceline sample` does. No text spells end-of-text, as in training.
+every text it would count that token's loss in a perplexity. `pipeline` puts the `prefix` of config.json before a
+prompt, which is end-of-text spelled out, so texts that spell it are read as that token, as GPT-2's tokenizer reads
+them; `add_bos_token=True`, when the tokenizer is loaded, opens texts without a pipeline.
 """
 
 import itertools
@@ -34,14 +35,12 @@ def library_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def tokenizer_config(sequence_tokens: int) -> dict[str, Any]:
-    """tokenizer_config.json. Batches are padded on the left, where generation wants it; `split_special_tokens` keeps
-    the characters of end-of-text ordinary text."""
+    """tokenizer_config.json. Batches are padded on the left, where generation wants it."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT),
         "padding_side": "left",
         "model_max_length": sequence_tokens,
-        "split_special_tokens": True,
         "clean_up_tokenization_spaces": False,
     }
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from paceline.backends import mlp, qkv
+from paceline.backends.registry import Request
 from paceline.lab.plan.gpus import GPUS
 from paceline.lab.plan.work import Setting, profile_on, table_bytes
 from paceline.lab.technique import flag_words
@@ -38,10 +40,11 @@ def fits(at: Setting) -> bool:
 def _execution(at: Setting) -> Execution:
     config, fast = at.config, at.profile == "fast"
     flex = "flex" if at.compiled else "reference"  # flex is for compiled runs only
+    asked = Request(model=config.model, device="cuda", compute=config.model.precision.compute)
     by_profile = {
         "attention": "ranges" if fast else flex,
-        "qkv": "fused" if fast else "reference",
-        "mlp": "fused" if fast and config.model.activation == "relu2" else "reference",
+        "qkv": "fused" if fast and qkv.misfit(asked) is None else "reference",
+        "mlp": "fused" if fast and mlp.misfit(asked) is None else "reference",
         "lm_head": "fused" if fast else "reference",
     }
     return Execution(

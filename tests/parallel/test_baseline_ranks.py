@@ -1,0 +1,94 @@
+"""The baselines, with dropout, by several ranks: replicas, shared rows, shards of everything, slices of a sequence."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.checkpoint.run_folder import RunFolder
+from paceline.core.schema import from_dict, to_dict
+from paceline.parallel.ranks import ranks_from_environment
+from paceline.recipes.presets import preset
+from paceline.settings.data import BatchConfig
+from paceline.settings.model import WindowConfig
+from paceline.settings.parallel import ParallelConfig
+from paceline.settings.run import CheckpointConfig, RunConfig
+from paceline.train.run import resume_run, start_run
+from parallel.launch import torchrun
+from parallel.series import fresh_corner
+from train.tiny import losses, narrow_record, weights
+
+WAYS = {
+    "replicas": ParallelConfig(),
+    "rows": ParallelConfig(zero1=True),
+    "shards": ParallelConfig(fsdp=True),
+    "slices": ParallelConfig(context_parallel=2),
+}
+
+
+def config_of(name: str, data: Path, way: ParallelConfig) -> RunConfig:
+    """Four steps of two layers; a window, so that a sequence can be cut."""
+    config = narrow_record(name, data, steps=4)
+    window = WindowConfig(unit="tokens", start_tokens=64, growth_tokens=64, quantum_tokens=64)
+    model = replace(config.model, num_layers=2, dropout=0.2, window=window, qkv="separate")
+    batch = BatchConfig(tokens=1024, sequence_tokens=256, micro_tokens=512)
+    rates = replace(preset(name).optim.schedule, warmup_steps=1)
+    optim = replace(config.optim, schedule=rates)
+    evaluate = replace(config.evaluate, tokens=256)
+    return replace(config, model=model, batch=batch, optim=optim, evaluate=evaluate, parallel=way)
+
+
+def main(folder: Path) -> None:
+    """What each rank does: every run of `runs.json`."""
+    ranks = ranks_from_environment()
+    for name, config in json.loads((folder / "runs.json").read_text()).items():
+        read = from_dict(RunConfig, config)
+        with fresh_corner(ranks, name):
+            start_run(read, RunFolder(folder / name), preset=read, ranks=ranks)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("baselines")
+    configs = {
+        f"{name}-{way}": to_dict(config_of(name, folder / "data", how))
+        for name in ("r01-baseline", "llama-style")
+        for way, how in WAYS.items()
+    }
+    (folder / "runs.json").write_text(json.dumps(configs))
+    launch = torchrun(2, "parallel.test_baseline_ranks", folder)
+    said, _ = launch.communicate()
+    assert launch.returncode == 0, said
+    return folder
+
+
+@pytest.mark.parametrize("name", ["r01-baseline", "llama-style"])
+def test_two_ranks_train_as_one_does_dropout_included(name: str, runs: Path) -> None:
+    config = config_of(name, runs / "data", ParallelConfig())
+    start_run(config, RunFolder(runs / name), preset=config)
+    assert losses(runs / name)[-1] < losses(runs / name)[0]  # type: ignore[operator]
+    for way in WAYS:
+        assert losses(runs / f"{name}-{way}") == pytest.approx(losses(runs / name), rel=1e-5), way
+        for key, tensor in weights(runs / f"{name}-{way}").items():
+            off = (tensor - weights(runs / name)[key]).abs()
+            if "key_bias" not in key:  # whose gradient is rounding
+                assert off.mean() < 1e-5, (way, key)
+
+
+@pytest.mark.parametrize("name", ["r01-baseline", "llama-style"])
+def test_a_resumed_run_drops_what_the_uninterrupted_one_drops(name: str, tmp_path: Path) -> None:
+    config = config_of(name, tmp_path / "data", ParallelConfig())
+    config = replace(config, checkpoint=CheckpointConfig(every=2))
+    start_run(config, RunFolder(tmp_path / "whole"), preset=config)
+    cut = replace(config, train=replace(config.train, stop_after=2))
+    start_run(cut, RunFolder(tmp_path / "cut"), preset=config)
+    resume_run(config, RunFolder(tmp_path / "cut"))
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "cut")
+    assert all(resumed[key].equal(whole[key]) for key in whole)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
