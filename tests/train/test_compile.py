@@ -76,6 +76,16 @@ def test_two_shallow_presets_train_as_one_graph(name: str, tmp_path: Path, graph
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "plain"), rel=1e-2)
 
 
+def test_a_process_may_make_any_number_of_compiled_runs(tmp_path: Path, graphs: list[bool]) -> None:
+    """Each has versions of its own of one function, and dynamo refuses more than its limit of them."""
+    config = compiled(tiny_config(tmp_path / "data", steps=1))
+    with torch._dynamo.config.patch(recompile_limit=4):
+        for heads in (1, 2, 4):  # other shapes, hence other versions
+            model = replace(config.model, num_heads=heads, head_dim=config.model.width // heads)
+            run(replace(config, model=model), tmp_path / str(heads))
+    assert len(graphs) >= 6
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECORDS)
 def test_every_preset_trains_as_one_graph(name: str, tmp_path: Path, graphs: list[bool]) -> None:

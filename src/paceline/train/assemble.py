@@ -162,9 +162,11 @@ def assemble(
 
 
 def _compiled(model: GPT, config: RunConfig) -> nn.Module:
-    """Under FSDP blocks are compiled one by one, since a graph cannot hold the hooks between them."""
+    """Under FSDP blocks are compiled one by one, since a graph cannot hold the hooks between them. What earlier runs of
+    this process have compiled is dropped: dynamo keeps eight versions of a function and then refuses a ninth."""
     if not config.train.compile:
         return model
+    torch._dynamo.reset()
     if config.parallel.fsdp:
         for block in model.blocks:
             block.compile(fullgraph=True, dynamic=False)
