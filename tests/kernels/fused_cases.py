@@ -1,10 +1,12 @@
 """Fused kernels against their plain meaning in float64, on any device and in any format."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from kernels.attention_cases import documents_of
 from paceline.backends.ranges import ranges_of
@@ -122,6 +124,11 @@ def turning_tables(sequence: int, width: int, rotary_fraction: float, device: st
     return cos.to(device), sin.to(device)
 
 
+def recomputed(function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+    """As under `train.recompute`, where every kept tensor may be read once."""
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, **named)
+
+
 def heads_errors(
     shape: tuple[int, int, int],
     *,
@@ -136,7 +143,7 @@ def heads_errors(
 ) -> list[float]:
     cos, sin = turning_tables(sequence, shape[2], rotary_fraction, device)
     return errors(
-        lambda x, weight, table, mix: heads_fused(x, weight, table, mix, cos, sin, EPS, shape),
+        lambda x, weight, table, mix: recomputed(heads_fused, x, weight, table, mix, cos, sin, EPS, shape),
         heads_in_float64(cos, sin, shape, sequences),
         heads_inputs(sequence * sequences, depth, shape, mixed=mixed, extra=extra),
         device=device,
@@ -167,7 +174,7 @@ def joined_errors(
 
     def fast(x: Tensor, weight: Tensor, table: Tensor | None, mix: Tensor | None) -> list[Tensor]:
         keys = (ranges.first_key, ranges.end_query)
-        return [attend_joined(x, weight, table, mix, cos, sin, *keys, EPS, shape, scale=scale)]
+        return [recomputed(attend_joined, x, weight, table, mix, cos, sin, *keys, EPS, shape, scale=scale)]
 
     def plain(*inputs: Tensor | None) -> list[Tensor]:
         q, k, v = (heads.unflatten(0, (sequences, sequence)) for heads in make(*inputs))

@@ -94,9 +94,9 @@ def _keep(ctx, inputs, output):
 
 
 def _backward(ctx, grad, *_):
-    _, _, extra, mix, *_ = ctx.saved_tensors
-    grads = _attend_backward(grad.contiguous(), *ctx.saved_tensors, ctx.scale)
-    return *of_given(grads, extra, mix), *(None,) * 9
+    saved = ctx.saved_tensors  # read once: recomputation gives each tensor once
+    grads = _attend_backward(grad.contiguous(), *saved, ctx.scale)
+    return *of_given(grads, extra=saved[2], mix=saved[3]), *(None,) * 9
 
 
 _attend.register_autograd(_backward, setup_context=_keep)

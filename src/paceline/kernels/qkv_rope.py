@@ -215,9 +215,10 @@ def _keep(ctx, inputs, output):
 
 
 def _backward(ctx, grad_qkv, grad_mixed, _norm):
-    _, _, extra, mix, *_ = ctx.saved_tensors
+    saved = ctx.saved_tensors  # read once: recomputation gives each tensor once
+    extra, mix = saved[2:4]
     grad_q, grad_k, grad_own = grad_qkv.split([ctx.heads, ctx.kv_heads, ctx.kv_heads], 1)
-    grads = heads_gradients(grad_q, grad_k, grad_own if mix is None else grad_mixed, *ctx.saved_tensors)
+    grads = heads_gradients(grad_q, grad_k, grad_own if mix is None else grad_mixed, *saved)
     return *of_given(grads, extra, mix), *(None,) * 6
 
 
