@@ -17,6 +17,7 @@ from paceline.core.schema import Change, changes, flatten, from_dict, read_json,
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.scaling import scaled
 from paceline.settings.run import RunConfig
+from paceline.settings.schedule import Stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,17 @@ def test_every_preset_survives_json(name: str) -> None:
         back = from_dict(RunConfig, json.loads(text))
         assert back == config
         assert json.dumps(to_dict(back)) == text
+
+
+def test_dataclasses_in_lists_and_dicts_become_objects() -> None:
+    stages = (Stage(share=0.5, batch_tokens=4096), Stage(share=0.5))
+
+    @dataclass
+    class Holder:
+        changed: dict[str, Any]
+
+    found = to_dict(Holder({"stages": [None, stages]}))
+    assert json.loads(json.dumps(found)) == {"changed": {"stages": [None, [to_dict(stage) for stage in stages]]}}
 
 
 def test_numbers_come_back_to_the_last_bit() -> None:
