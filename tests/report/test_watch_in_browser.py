@@ -163,11 +163,14 @@ def test_twenty_runs_fit_a_phone_with_those_in_progress_first(watched: Opened, r
     page.set_viewport_size({"width": 1200, "height": 900})
 
 
-def test_a_box_stays_as_the_reader_left_it_when_its_title_changes(watched: Opened, runs: Path) -> None:
+def test_a_box_follows_its_runs_until_the_reader_turns_it_and_stays_then(watched: Opened, runs: Path) -> None:
     page = watched.page
+    for name in ("first", "other"):
+        write_run(runs / name, name=name, softcap=40.0 + len(name), steps=60)
+    page.locator("#finished[open] > summary", has_text="2 runs").wait_for()  # nothing is in progress
+    shutil.rmtree(runs / "other")
     write_run(runs / "going", name="going", softcap=60.0, done=90)
-    write_run(runs / "first", name="first", steps=60)
-    page.locator("#finished > summary", has_text="1 run").wait_for()
+    page.locator("#finished:not([open]) > summary", has_text="1 run").wait_for()
     page.evaluate("document.getElementById('finished').open = true")
     write_run(runs / "second", name="second", softcap=50.0, steps=60)
     page.locator("#finished > summary", has_text="2 runs").wait_for()

@@ -10,11 +10,13 @@
 
   const titleOf = (box) => box.id || box.querySelector("summary").textContent;
   function exchange(section, html) {
-    const was = new Map([...section.querySelectorAll("details")].map((box) => [titleOf(box), box.open]));
+    const turned = (box) => box.open !== (box.dataset.sent === "open"); // by the reader; other boxes are as they were sent
+    const was = new Map([...section.querySelectorAll("details")].filter(turned).map((box) => [titleOf(box), box.open]));
     const focused = section.contains(document.activeElement) && document.activeElement.tagName === "SUMMARY" ? titleOf(document.activeElement.parentElement) : null;
     section.querySelectorAll(".js-plotly-plot").forEach((chart) => Plotly.purge(chart));
     section.innerHTML = html;
     for (const box of section.querySelectorAll("details")) {
+      box.dataset.sent = box.open ? "open" : "closed";
       box.open = was.get(titleOf(box)) ?? box.open;
       if (titleOf(box) === focused) box.querySelector("summary").focus();
     }

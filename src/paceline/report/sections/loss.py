@@ -46,7 +46,7 @@ def _switches(subject: Subject) -> list[Markup]:
 def _how_drawn(subject: Subject) -> str:
     said = [
         "The training loss is smoothed; marks are validations. The frame is that of the losses after the first "
-        f"{100 * START_SHARE:.0f} % of a run, without outliers."
+        f"{100 * START_SHARE:.0f}\u00a0% of a run, without outliers."
     ]
     if any(len(group.members) > 1 for group in subject.groups):
         said.append(
