@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.report.page import write_report
-from report.ablation_on_disk import write_ablation
+from report.ablation_on_disk import EFFECTS, write_ablation
 from report.browser import Opened, needs_chromium, opened, playwright, started
 from report.runs_on_disk import write_run
 
@@ -116,11 +116,12 @@ def test_paper_is_light_and_shows_what_is_folded(one: Opened) -> None:
     page.emulate_media(color_scheme="light")
 
 
+@pytest.mark.parametrize("effects", [1, 4])
 def test_axis_titles_labels_and_legends_fit_a_phone(
-    browser: "playwright.Browser", tmp_path_factory: pytest.TempPathFactory
+    effects: int, browser: "playwright.Browser", tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("narrow")
-    write_report([write_ablation(folder)], folder / "page.html")
+    write_report([write_ablation(folder, effects=EFFECTS[:effects])], folder / "page.html")
     page = opened_file(browser, folder / "page.html", width=390).page
     cut = """[...document.querySelectorAll('.js-plotly-plot')].flatMap((chart) => {
       const box = chart.getBoundingClientRect();
@@ -130,6 +131,11 @@ def test_axis_titles_labels_and_legends_fit_a_phone(
       }).map((text) => text.textContent);
     })"""
     assert page.evaluate(cut) == []
+    covered = """[...document.querySelectorAll('.js-plotly-plot')].filter((chart) => {
+      const top = chart.querySelector('.xtitle')?.getBoundingClientRect().top ?? Infinity;
+      return [...chart.querySelectorAll('.xtick text')].some((tick) => tick.getBoundingClientRect().bottom > top + 1);
+    }).map((chart) => chart.id)"""
+    assert page.evaluate(covered) == []
 
 
 def test_a_page_that_lost_its_library_says_so_and_keeps_its_tables(

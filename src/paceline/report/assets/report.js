@@ -139,7 +139,8 @@ const page = (() => {
   // Rows from top to bottom, by number, since two may have one name.
   function plotRows(id, labels, traces, { title, legend = false, format, ...rest }) {
     const legendRows = legend ? Math.ceil(traces.length / (isNarrow() ? 1 : 4)) : 0;
-    byId(id).style.height = `${70 + 24 * legendRows + 34 * labels.length}px`;
+    const below = 16 * twoLines(title, 26).split("<br>").length; // without room of its own a title lies on the numbers
+    byId(id).style.height = `${70 + below + 24 * legendRows + 34 * labels.length}px`;
     const rows = { tickvals: labels.map((_, i) => i), ticktext: labels.map((label) => twoLines(label, 20)), range: [labels.length - 0.4, -0.6], fixedrange: true };
     plot(id, traces.map((trace) => ({ showlegend: legend, ...trace })), { hovermode: "closest", barmode: "stack", bargap: 0.35,
       xaxis: { title: { text: twoLines(title, 26) }, tickformat: format, nticks: isNarrow() ? 4 : 8, ...rest.xaxis }, yaxis: rows, shapes: rest.shapes ?? [] });
