@@ -51,7 +51,7 @@ lint: environment  ## style, formatting, types
 bench: environment  ## the demo three times, figures to benchmarks/results/, its curve to docs/images/
 	$(BIN)/python benchmarks/demo.py --out benchmarks/results/demo-cpu.json --picture docs/images/demo-loss.svg
 
-site: environment  ## the pages in docs/ as a site in site/, for any static host; a warning fails
+site: environment  ## the pages in docs/ as a site in site/, to open from disk or for any static host; a warning fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:

@@ -29,6 +29,7 @@ text{font:12px system-ui,sans-serif;fill:#6b7680}
 .mean{fill:none;stroke:#3b82d6;stroke-width:2}
 .val{fill:#fff;stroke:#3b82d6;stroke-width:2}
 @media (prefers-color-scheme:dark){text{fill:#9aa4ae}.val{fill:#14171a}}
+@media (max-width:480px){text{font-size:20px}.mean,.val{stroke-width:3}}
 """
 
 

@@ -1,10 +1,12 @@
-"""What MkDocs asks of this project: the menu of techniques, and a place in the site for files outside docs/.
+"""What MkDocs asks of this project: the menu of techniques, tables that a phone can show, and a place in the site for
+files outside docs/.
 
 Pages link to code, tests and results by relative paths, which work in a checkout and wherever it is shown. No address
 of the repository is named anywhere, so the site carries every file that is linked to, as a page under source/, and the
 links lead there. Folders become lists of their files. Search leaves these pages out.
 """
 
+import itertools
 import json
 import posixpath
 import re
@@ -21,6 +23,10 @@ from paceline.lab.technique import techniques
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(?<=\]\()(?:\.\./)+[^)#]+")
 """The target of a link that climbs out of its folder."""
+TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+HEADING = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL)
+CELL = re.compile(r"<td\b")
+TAG = re.compile(r"<[^>]*>")
 LANGUAGES = {".py": "python", ".json": "json", ".yaml": "yaml"}
 
 
@@ -43,7 +49,21 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    if page.file.src_uri == "README.md":  # the home page has the map of all pages itself
+        page.meta["hide"] = ["navigation", "toc"]
     return LINK.sub(lambda link: _in_site(page.file.src_uri, link.group()), markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    return TABLE.sub(lambda table: _labelled(table.group()), html)
+
+
+def _labelled(table: str) -> str:
+    """Cells with the name of their column, which on a phone stands before them, a row being a block there (site.css).
+    Of two columns the second speaks for itself."""
+    names = [TAG.sub("", name).replace('"', "&quot;") for name in HEADING.findall(table)]
+    labels = itertools.cycle(names if len(names) > 2 else [""])
+    return CELL.sub(lambda cell: f'{cell.group()} data-label="{next(labels)}"', table)
 
 
 def _outside(page: File) -> Iterator[str]:

@@ -1,4 +1,5 @@
-"""The documentation site: built without a warning, whole, and needing nothing from another host."""
+"""The documentation site: built without a warning, whole, needing nothing from another host and no server, on a phone
+too."""
 
 import os
 import subprocess
@@ -61,14 +62,13 @@ def pages(site: Path) -> dict[Path, Page]:
 def target_of(page: Path, link: str, site: Path) -> Path:
     path = unquote(urlsplit(link).path)
     target = site / path.lstrip("/") if path.startswith("/") else page.parent / path
-    return (target / "index.html" if target.is_dir() else target).resolve() if path else page
+    return target.resolve() if path else page  # of a folder nothing is shown from disk, so no link may end there
 
 
 def test_every_page_of_docs_is_there(site: Path) -> None:
     for path in (ROOT / "docs").rglob("*.md"):
-        name = path.relative_to(ROOT / "docs").with_suffix("")
-        folder = name.parent if name.name in ("README", "index") else name
-        assert (site / folder / "index.html").is_file(), path
+        page = path.relative_to(ROOT / "docs").with_suffix(".html")
+        assert (site / (page.with_name("index.html") if page.stem == "README" else page)).is_file(), path
 
 
 def test_links_inside_the_site_lead_to_files_and_anchors(site: Path, pages: dict[Path, Page]) -> None:
@@ -93,8 +93,8 @@ def test_nothing_is_asked_of_another_host(site: Path, pages: dict[Path, Page]) -
 
 
 def test_files_of_the_repository_are_shown_where_pages_link_to_them(site: Path) -> None:
-    assert "class" in (site / "source/src/paceline/model/gpt.py/index.html").read_text(encoding="utf-8")
-    results = (site / "source/benchmarks/results/index.html").read_text(encoding="utf-8")
+    assert "class" in (site / "source/src/paceline/model/gpt.py.html").read_text(encoding="utf-8")
+    results = (site / "source/benchmarks/results.html").read_text(encoding="utf-8")
     assert all(path.name in results for path in (ROOT / "benchmarks" / "results").glob("*.json"))
 
 
@@ -114,9 +114,11 @@ def address(site: Path) -> Iterator[str]:
 
 
 @needs_chromium
-def test_search_finds_a_setting_in_a_browser_without_a_complaint(address: str) -> None:
+@pytest.mark.parametrize("how", ["served", "from disk"])
+def test_search_finds_a_setting_in_a_browser_without_a_complaint(how: str, address: str, site: Path) -> None:
     with started() as browser:
-        shown = opened(browser, address)
+        root = address if how == "served" else f"{site.as_uri()}/"
+        shown = opened(browser, f"{root}index.html", site=root)
         shown.page.set_default_timeout(60_000)  # on a busy machine the index is read slowly
         shown.page.locator(".md-search__input").click()
         shown.page.locator(".md-search-result__meta", has_text="Type to start searching").wait_for()
@@ -128,3 +130,22 @@ def test_search_finds_a_setting_in_a_browser_without_a_complaint(address: str) -
         shown.page.wait_for_url("**softcap**")
         assert "softcap" in (shown.page.locator("article").text_content() or "").lower()
         assert shown.complaints == []
+
+
+@needs_chromium
+def test_every_page_fits_a_phone_and_opens_from_disk_without_a_complaint(site: Path) -> None:
+    """Code may be scrolled in its box; the page may not, and no table needs to be."""
+    wide = """() => document.documentElement.scrollWidth > innerWidth ||
+      [...document.querySelectorAll('article *')].some((one) =>
+        !one.closest('pre, .headerlink') && one.getBoundingClientRect().right > innerWidth + 1)"""
+    with started() as browser:
+        shown = opened(browser, f"{site.as_uri()}/index.html", width=390, site=f"{site.as_uri()}/")
+        assert shown.page.locator("article img").first.is_visible()
+        assert "make demo" in shown.page.locator("article").inner_text()
+        unfit = []
+        for path in (ROOT / "docs").rglob("*.md"):
+            page = path.relative_to(ROOT / "docs").with_suffix(".html")
+            shown.page.goto((site / (page.with_name("index.html") if page.stem == "README" else page)).as_uri())
+            if shown.page.evaluate(wide):
+                unfit.append(page.as_posix())
+        assert (unfit, shown.complaints) == ([], [])

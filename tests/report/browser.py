@@ -35,11 +35,14 @@ def started() -> Iterator["playwright.Browser"]:
         browser.close()
 
 
-def opened(browser: "playwright.Browser", url: str, *, width: int = 1200, scheme: str = "light") -> Opened:
-    """`url` may be asked for, what lies under it, and the chart library beside it; anything else is a complaint."""
+def opened(
+    browser: "playwright.Browser", url: str, *, width: int = 1200, scheme: str = "light", site: str | None = None
+) -> Opened:
+    """`url` may be asked for, what lies under it (or under `site`), and the chart library beside it; anything else is a
+    complaint, and so is an answer that does not come."""
 
     def expected(asked: str) -> bool:
-        return asked.startswith(url) or (url.startswith("file:") and "/plotly-" in asked)
+        return asked.startswith((site or url, "data:")) or (url.startswith("file:") and "/plotly-" in asked)
 
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     result = Opened(context.new_page())
@@ -48,5 +51,7 @@ def opened(browser: "playwright.Browser", url: str, *, width: int = 1200, scheme
     page.on("pageerror", lambda error: result.complaints.append(str(error)))
     page.on("dialog", lambda dialog: (result.complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
     page.on("request", lambda asked: expected(asked.url) or result.complaints.append(f"request: {asked.url}"))
+    left = "net::ERR_ABORTED"  # the page was left before the answer came
+    page.on("requestfailed", lambda asked: asked.failure == left or result.complaints.append(f"failed: {asked.url}"))
     page.goto(url)
     return result

@@ -122,7 +122,10 @@ def test_groups_have_bits_per_byte(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"{seed}", name=f"r-{seed}", steps=40, seed=seed, softcap=15.0) for seed in (0, 1)]
     runs.append(write_run(tmp_path / "x", name="x", steps=40, softcap=30.0, val_bpb=None))
     text = text_of(runs, tmp_path / "page.html")
-    [bits, unknown, *_] = re.findall(r'data-label="Bits per byte">([^<]*)<', text.split("<h2>Results")[1])
+    groups = text.split("<h2>Results")[1].split("</table>")[0]
+    place = re.findall(r'scope="col">([^<]*)<', groups).index("Bits per byte")
+    rows = [re.findall(r"<td>([^<]*)<", row) for row in groups.split("<tr>")[2:]]
+    bits, unknown = (row[place - 1] for row in rows)
     assert (float(bits), unknown) == (pytest.approx(load_subject(runs).runs[0].card.val_bpb, abs=1e-4), "–")
 
 

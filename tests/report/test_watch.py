@@ -18,6 +18,7 @@ import pytest
 
 from paceline.cli import main
 from paceline.core.errors import UserError
+from paceline.recipes.presets import preset
 from paceline.report import page, watch
 from paceline.report.subject import Subject
 from paceline.report.watch import RunsFolder, make_server
@@ -96,23 +97,46 @@ def test_a_killed_run_is_called_quiet_after_a_minute_and_one_that_ended_never(tm
     now = time.time()
     assert RunsFolder(tmp_path, newest=9, clock=lambda: now + 50).look()[0].notes == []
     [note] = RunsFolder(tmp_path, newest=9, clock=lambda: now + 300).look()[0].notes
-    assert note.startswith("killed: nothing new for 5m00s")
+    assert note == "Killed, or hanging: killed (nothing new for 5m00s)."
+
+
+def cards(section: str) -> list[dict[str, str]]:
+    """What is said of each run in progress, and the width of its bar."""
+    return [
+        {
+            "run": re.findall(r'aria-label="Progress of ([^"]*)"', card)[0],
+            "bar": re.findall(r'"width:([^;]*);', card)[0],
+            **dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", card)),
+        }
+        for card in section.split("<article")[1:]
+    ]
 
 
 def test_what_runs_now_is_on_top_until_it_is_quiet_or_has_ended(tmp_path: Path) -> None:
     write_ablation(tmp_path / "ablation")
-    make(tmp_path, "running", done=30)
+    metrics = make(tmp_path, "running", done=30) / "metrics.jsonl"
+    tokens = preset("demo").batch.tokens  # two steps a second from now on
+    last = {**json.loads(metrics.read_text().splitlines()[-1]), "tokens_per_s": 2 * tokens}
+    metrics.write_text("\n".join([*metrics.read_text().splitlines()[:-1], json.dumps(last), ""]))
     make(tmp_path, "stopped", done=10, ended="2025-01-04T10:02:00+00:00")
     subject, _ = RunsFolder(tmp_path, newest=24).look()
     sections = page.sections_of(subject)
-    assert list(sections).index("running") < list(sections).index("ablation")
-    assert re.findall(r'scope="row">([^<]+)<', sections["running"]) == ["running"]
-    assert "30 of 40" in sections["running"]
+    assert list(sections)[:2] == ["about", "running"]
+    assert list(sections).index("curves") < list(sections).index("ablation")
+    [card] = cards(sections["running"])
+    rate, left, step = card["Tokens per second"], card["Time left"], card["Step"]
+    assert (card["run"], card["bar"], step, rate, left) == ("running", "75%", "30 of 40", f"{2 * tokens:,}", "5.0s")
+    assert "running" not in sections["results"] + sections["warnings"]
+    boxes = re.findall(r"<details id=.*?</summary>", sections["results"])
+    assert [re.sub("<[^>]*>", "", box) for box in boxes] == ["Finished: 9 runs", "Stopped or killed: 1 run"]
+    assert " open" not in "".join(re.findall("<details[^>]*>", sections["results"]))
     later = RunsFolder(tmp_path, newest=24, clock=lambda: time.time() + 300).look()[0]
     assert page.sections_of(later)["running"] == ""
+    assert '<details open id="finished">' in page.sections_of(later)["results"]
     (tmp_path / "running" / "metrics.jsonl").write_text("")
     begun = page.sections_of(RunsFolder(tmp_path, newest=24).look()[0])["running"]
-    assert 'data-label="Left">–<' in begun
+    [card] = cards(begun)
+    assert (card["Time left"], card["Tokens per second"]) == ("–", "–")
 
 
 def test_the_newest_runs_are_shown_and_the_rest_is_counted(tmp_path: Path) -> None:
@@ -261,7 +285,7 @@ def test_whatever_a_run_is_called_it_is_text(tmp_path: Path) -> None:
     write_run(tmp_path / "a", name=evil, steps=20, sample=evil, notes=(evil,), done=10)
     with served(tmp_path) as port:
         sections = json.loads(get(port, "/state")[2])["sections"]
-    assert "&lt;img" in sections["about"]
+    assert "&lt;img" in sections["warnings"]
     assert all("<img" not in text for text in sections.values())
 
 

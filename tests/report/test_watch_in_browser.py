@@ -139,4 +139,56 @@ def test_a_real_trainer_is_seen_step_by_step_and_its_death_survived(watched: Ope
         trainer.wait()
     write_run(runs / "next", name="next", done=30)
     page.wait_for_selector("#legend input >> nth=1")
-    assert "of 400 steps" in page.inner_text("#part-about")
+    assert "of 400" in page.inner_text("#part-running")
+
+
+def test_twenty_runs_fit_a_phone_with_those_in_progress_first(watched: Opened, runs: Path) -> None:
+    page = watched.page
+    for number in range(18):
+        write_run(runs / f"done-{number}", name=f"done-{number}", steps=60, softcap=20.0 + number // 3, seed=number % 3)
+    for name in ("going-with-a-name-of-many-words-and-then-some", "other"):
+        write_run(runs / name, name=name, softcap=60.0 + len(name), done=90)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.get_by_text("Finished: 18 runs").wait_for()
+    bars = page.get_by_role("progressbar")
+    assert [bar.get_attribute("aria-valuenow") for bar in bars.all()] == ["18", "18"]  # 90 of 500 steps
+    assert all(bar.bounding_box()["y"] < 844 for bar in bars.all())  # on the first screen
+    assert not page.locator("#finished table >> nth=0").is_visible()
+    page.evaluate("document.querySelectorAll('details').forEach((box) => { box.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    rows = page.locator("#finished table >> nth=1").locator("tbody tr")
+    heights = [row.bounding_box()["height"] for row in rows.all()]
+    assert len(heights) == 18
+    assert max(heights) < 40  # one line each
+    page.set_viewport_size({"width": 1200, "height": 900})
+
+
+def test_a_box_follows_its_runs_until_the_reader_turns_it_and_stays_then(watched: Opened, runs: Path) -> None:
+    page = watched.page
+    for name in ("first", "other"):
+        write_run(runs / name, name=name, softcap=40.0 + len(name), steps=60)
+    page.locator("#finished[open] > summary", has_text="2 runs").wait_for()  # nothing is in progress
+    shutil.rmtree(runs / "other")
+    write_run(runs / "going", name="going", softcap=60.0, done=90)
+    page.locator("#finished:not([open]) > summary", has_text="1 run").wait_for()
+    page.evaluate("document.getElementById('finished').open = true")
+    write_run(runs / "second", name="second", softcap=50.0, steps=60)
+    page.locator("#finished > summary", has_text="2 runs").wait_for()
+    assert page.evaluate("document.getElementById('finished').open")
+
+
+def test_neither_first_steps_nor_one_diverged_run_rule_the_frame(watched: Opened, runs: Path) -> None:
+    page = watched.page
+    ends = "() => document.getElementById('loss')?._fullLayout?.yaxis.range"
+    for number in range(5):
+        write_run(runs / f"run-{number}", name=f"run-{number}", softcap=20.0 + number, floor=3.2 + 0.02 * number)
+    page.wait_for_selector("#legend input >> nth=4")
+    low, high = page.evaluate(ends)
+    assert low < 3.6 < high < 5.6  # the losses go from 7.3 to 3.5, and 5.8 after 5 %
+    write_run(runs / "begun", name="begun", softcap=40.0, done=3)
+    write_run(runs / "diverged", name="diverged", softcap=41.0, floor=30.0)
+    page.wait_for_selector("#legend input >> nth=6")
+    assert page.evaluate(ends)[1] < 7
+    page.get_by_label("Show the whole range").check()
+    assert page.evaluate(ends)[1] > 30
+    page.get_by_label("Show the whole range").uncheck()

@@ -24,6 +24,8 @@ RAW_RUNS = 6  # with more runs than this the loss of every single step would be 
 AXES = {"step": "step", "tokens": "tokens", "train": "train_s", "wall": "wall_s"}
 PARTS = ("launch to first step", "free first steps", "timed steps", "validation, saving, the rest")
 """Of the wall time, in this order. Compilation is in the free first steps."""
+START_SHARE = 0.05
+"""The losses of the first steps fall so far that the rest would be a flat line; they are left out of the frame."""
 MOST_BARS = 30  # of a bar chart; the table has all
 
 
@@ -34,12 +36,19 @@ def chart_data(subject: Subject) -> dict[str, Any]:
     raw = len(subject.runs) <= RAW_RUNS
     return {
         "runs": [
-            {"label": run.label, "group": group_of[run], "in_mean": run in in_mean, **_curves(run, points, raw)}
+            {
+                "label": run.label,
+                "group": group_of[run],
+                "in_mean": run in in_mean,
+                "steps": run.card.steps,
+                **_curves(run, points, raw),
+            }
             for run in subject.runs
         ],
         "groups": [_group(group, points, len(subject.groups)) for group in subject.groups],
         "parts": list(PARTS),
         "most_bars": MOST_BARS,
+        "start_share": START_SHARE,
         "ablations": [
             {
                 "waterfall": [to_dict(bar) for bar in one.waterfall],

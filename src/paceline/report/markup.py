@@ -39,14 +39,15 @@ def _attribute(name: str, value: str | bool | None) -> str:
 OPEN_ROWS = 12  # a longer list is folded away
 
 
-def details(title: str, *nodes: Node, is_open: bool = False) -> Markup:
-    return element("details", element("summary", title), *nodes, open=is_open)
+def details(title: str, *nodes: Node, is_open: bool = False, id: str | None = None) -> Markup:
+    """With an `id` the live page knows the box again when its title has changed."""
+    return element("details", element("summary", title), *nodes, open=is_open, id=id)
 
 
-def folded(title: str, nodes: Sequence[Node]) -> list[Node]:
+def folded(title: str, nodes: Sequence[Node], *, most: int = OPEN_ROWS) -> list[Node]:
     """The nodes as they are if they are few, else behind one click."""
     there: list[Node] = [node for node in nodes if node is not None]
-    return there if len(there) <= OPEN_ROWS else [details(title, *there)]
+    return there if len(there) <= most else [details(title, *there)]
 
 
 def chart(name: str, label: str, kind: str = "chart", *, heading: Node = None) -> Markup:
@@ -55,7 +56,7 @@ def chart(name: str, label: str, kind: str = "chart", *, heading: Node = None) -
 
 
 def stacked(headings: Sequence[str], rows: Iterable[tuple[Node, Sequence[Node]]], *, class_: str = "") -> Markup:
-    """A row is its name and the cells beside it; `headings` has one more than the cells."""
+    """A row is its name and the cells beside it, below it on a phone; `headings` has one more than the cells."""
     body = [
         element(
             "tr",
@@ -67,9 +68,16 @@ def stacked(headings: Sequence[str], rows: Iterable[tuple[Node, Sequence[Node]]]
     return element("table", _head(headings), element("tbody", *body), class_=f"stack {class_}".strip())
 
 
-def scrolling(headings: Sequence[str], rows: Iterable[Sequence[Node]], *, label: str) -> Markup:
-    """In a box of its own width, which the keyboard can scroll, too."""
-    body = [element("tr", *(element("td", cell) for cell in row)) for row in rows]
+def scrolling(headings: Sequence[str], rows: Iterable[Sequence[Node]], *, label: str, named: bool = False) -> Markup:
+    """In a box of its own width, which the keyboard can scroll, too. `named`: the first cell of a row is its name,
+    which stays in view."""
+    first = "th" if named else "td"
+    body = [
+        element(
+            "tr", element(first, row[0], scope="row" if named else None), *(element("td", cell) for cell in row[1:])
+        )
+        for row in rows
+    ]
     table = element("table", _head(headings), element("tbody", *body))
     return element("div", table, class_="scroll", tabindex="0", role="region", aria_label=label)
 

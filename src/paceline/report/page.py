@@ -18,13 +18,14 @@ from paceline.core.files import atomic_write
 from paceline.report.charts import as_script, chart_data
 from paceline.report.markup import Markup, Node, element, join
 from paceline.report.sections.ablation import ablations
-from paceline.report.sections.about import about, configuration, environment
+from paceline.report.sections.about import about, configuration, environment, warnings
 from paceline.report.sections.loss import evaluations, loss, samples, schedule, validations
 from paceline.report.sections.results import cost, results, running
 from paceline.report.subject import Subject, load_subject
 
 SECTIONS: dict[str, Callable[[Subject], list[Node]]] = {
     "about": about,
+    "warnings": warnings,
     "running": running,
     "ablation": ablations,
     "results": results,
@@ -37,6 +38,8 @@ SECTIONS: dict[str, Callable[[Subject], list[Node]]] = {
     "configuration": configuration,
     "environment": environment,
 }
+LIVE_ORDER = sorted(SECTIONS, key=["about", "running", "warnings", "results", "curves", *SECTIONS].index)
+"""Of the live page: what runs now and its curves come first."""
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
@@ -74,7 +77,8 @@ def library_in(folder: Path) -> Path | None:
 
 
 def sections_of(subject: Subject) -> dict[str, Markup]:
-    return {name: join(section(subject)) for name, section in SECTIONS.items()}
+    order = SECTIONS if subject.folder is None else LIVE_ORDER
+    return {name: join(SECTIONS[name](subject)) for name in order}
 
 
 def render(

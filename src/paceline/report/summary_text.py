@@ -74,7 +74,8 @@ def p_value(p: float) -> str:
 def remarks(subject: Subject) -> list[str]:
     """What a reader of the means has to know: what is in none of them, and what they do not compare."""
     runs, groups = subject.runs, subject.groups
-    left_out = [f"{one.run} ({one.why})" for group in groups for one in group.left_out]
+    going = {run.label for run in subject.running}  # the live page says elsewhere how far they are
+    left_out = [f"{one.run} ({one.why})" for group in groups for one in group.left_out if one.run not in going]
     said = [
         f"In no mean: {some(left_out)}." if left_out else None,
         _several("tracks", "their losses are not comparable", (run.card.track or "none" for run in runs)),

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from paceline.analysis.ablation import ABLATION_FILE, read_ablations
+from paceline.analysis.facts import some
 from paceline.checkpoint.manifest import CONFIG
 from paceline.core.errors import RunError, UserError
 from paceline.core.loopback import HOSTS, LOOPBACK, headers, host_of
@@ -37,13 +38,13 @@ from paceline.metrics.metrics_file import METRICS_FILE
 from paceline.report.charts import as_script, chart_data
 from paceline.report.curves import Curves, MetricsFile
 from paceline.report.markup import Markup, element, join
-from paceline.report.page import POLICY, SECTIONS, asset, render, sections_of
-from paceline.report.sections.about import about
+from paceline.report.page import LIVE_ORDER, POLICY, asset, render, sections_of
+from paceline.report.sections.about import about, warnings
 from paceline.report.subject import Run, Subject, load_run
 
 LIVE_POLICY = f"{POLICY}; connect-src 'self'; base-uri 'none'; form-action 'none'"
 HEADERS = headers(LIVE_POLICY)
-EMPTY = dict.fromkeys(SECTIONS, Markup(""))
+EMPTY = dict.fromkeys(LIVE_ORDER, Markup(""))
 FILES = (CARD_FILE, CONFIG, METRICS_FILE)
 QUIET_S, QUIET_STEPS = 60.0, 20
 """A run is called quiet after a minute without a record, and after so many of its own steps."""
@@ -120,10 +121,10 @@ class RunsFolder:
 
     def _notes(self, num_shown: int, num_found: int, quiet: list[Run]) -> list[str]:
         notes = [f"The {num_shown} newest of {num_found} runs in the folder."] if num_found > num_shown else []
-        for run in quiet:
-            minutes_s = 60.0 * (self._silent_s(run) // 60)  # by the minute, or the page would change every second
-            notes.append(f"{run.label}: nothing new for {human_seconds(minutes_s)}; it was killed, or hangs.")
-        return notes
+        # by the minute, or the page would change every second
+        silent = {run.label: human_seconds(60.0 * (self._silent_s(run) // 60)) for run in quiet}
+        said = some([f"{label} (nothing new for {time})" for label, time in silent.items()])
+        return [*notes, f"Killed, or hanging: {said}."] if quiet else notes
 
     def _is_quiet(self, run: Run) -> bool:
         steps_s = np.diff(run.curves.steps["wall_s"][-QUIET_STEPS:])
@@ -199,7 +200,7 @@ class LivePage:
         if subject.runs:
             return sections_of(subject)
         waiting = element("p", "No run yet. One that is started will appear here.", class_="quiet")
-        return EMPTY | {"about": join([*about(subject), waiting])}
+        return EMPTY | {"about": join([*about(subject), *warnings(subject), waiting])}
 
 
 class _Server(ThreadingHTTPServer):

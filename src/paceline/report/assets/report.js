@@ -10,7 +10,7 @@ const page = (() => {
   };
   const PALETTE = 9; // --run-0 to --run-8
   const SYMBOLS = ["circle", "diamond", "square", "triangle-up", "star", "cross"];
-  const START_SHARE = 0.08; // the first steps fall so far that the rest would be a flat line; left out of the frame at first
+  const FENCE = 1.5; // interquartile ranges beyond the quartiles: what lies further away does not stretch the frame
   const UNIFIED_LINES = 8; // more lines in one hover box would cover the chart
   const CONFIG = { displayModeBar: false, responsive: true, doubleClick: "reset" };
   const byId = (id) => document.getElementById(id);
@@ -83,14 +83,16 @@ const page = (() => {
 
   function lossRange() {
     if (chosen.whole) return undefined;
-    let low = Infinity, high = -Infinity;
-    for (const run of data.runs.filter((one) => isShown(one.group))) {
-      const from = START_SHARE * (run.x.step.at(-1) ?? 0);
-      const look = (xs, ys) => ys.forEach((y, i) => { if (y !== null && xs[i] >= from) { low = Math.min(low, y); high = Math.max(high, y); } });
-      look(run.x.step, run.smooth);
-      look(run.val.x.step, run.val.loss);
-      if (!data.groups[run.group].mean) run.loss?.forEach((y) => { if (y !== null) low = Math.min(low, y); });
-    }
+    const runs = data.runs.filter((run) => isShown(run.group));
+    const after = (run, xs, ys, end) => ys.filter((y, i) => y !== null && xs[i] >= data.start_share * end);
+    const losses = (run, end) => [...after(run, run.x.step, run.smooth, end), ...after(run, run.val.x.step, run.val.loss, end)];
+    let all = runs.flatMap((run) => losses(run, run.steps)); // those that have only begun do not rule the frame
+    if (!all.length) all = runs.flatMap((run) => losses(run, run.x.step.at(-1) ?? 0)); // unless all of them have
+    if (!all.length) return undefined;
+    all.sort((a, b) => a - b);
+    const at = (share) => all[Math.floor(share * (all.length - 1))], reach = FENCE * (at(0.75) - at(0.25));
+    const raw = runs.flatMap((run) => (data.groups[run.group].mean ? [] : after(run, run.x.step, run.loss ?? [], run.steps)));
+    const low = Math.max([...raw, at(0)].reduce((a, b) => Math.min(a, b)), at(0.25) - reach), high = Math.min(at(1), at(0.75) + reach);
     if (!(high > low)) return undefined;
     const margin = 0.06 * (high - low);
     return [low - margin, high + margin];
@@ -137,7 +139,8 @@ const page = (() => {
   // Rows from top to bottom, by number, since two may have one name.
   function plotRows(id, labels, traces, { title, legend = false, format, ...rest }) {
     const legendRows = legend ? Math.ceil(traces.length / (isNarrow() ? 1 : 4)) : 0;
-    byId(id).style.height = `${70 + 24 * legendRows + 34 * labels.length}px`;
+    const below = 16 * twoLines(title, 26).split("<br>").length; // without room of its own a title lies on the numbers
+    byId(id).style.height = `${70 + below + 24 * legendRows + 34 * labels.length}px`;
     const rows = { tickvals: labels.map((_, i) => i), ticktext: labels.map((label) => twoLines(label, 20)), range: [labels.length - 0.4, -0.6], fixedrange: true };
     plot(id, traces.map((trace) => ({ showlegend: legend, ...trace })), { hovermode: "closest", barmode: "stack", bargap: 0.35,
       xaxis: { title: { text: twoLines(title, 26) }, tickformat: format, nticks: isNarrow() ? 4 : 8, ...rest.xaxis }, yaxis: rows, shapes: rest.shapes ?? [] });

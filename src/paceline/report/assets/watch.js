@@ -8,14 +8,16 @@
   status.setAttribute("role", "status");
   document.body.prepend(status);
 
-  const titleOf = (box) => box.querySelector("summary").textContent;
+  const titleOf = (box) => box.id || box.querySelector("summary").textContent;
   function exchange(section, html) {
-    const open = new Set([...section.querySelectorAll("details[open]")].map(titleOf));
-    const focused = section.contains(document.activeElement) && document.activeElement.tagName === "SUMMARY" ? document.activeElement.textContent : null;
+    const turned = (box) => box.open !== (box.dataset.sent === "open"); // by the reader; other boxes are as they were sent
+    const was = new Map([...section.querySelectorAll("details")].filter(turned).map((box) => [titleOf(box), box.open]));
+    const focused = section.contains(document.activeElement) && document.activeElement.tagName === "SUMMARY" ? titleOf(document.activeElement.parentElement) : null;
     section.querySelectorAll(".js-plotly-plot").forEach((chart) => Plotly.purge(chart));
     section.innerHTML = html;
     for (const box of section.querySelectorAll("details")) {
-      box.open = open.has(titleOf(box));
+      box.dataset.sent = box.open ? "open" : "closed";
+      box.open = was.get(titleOf(box)) ?? box.open;
       if (titleOf(box) === focused) box.querySelector("summary").focus();
     }
   }

@@ -15,6 +15,11 @@ def about(subject: Subject) -> list[Node]:
     return [
         element("header", element("h1", subject.title), _about_run(subject.only) if subject.only else None),
         _about_many(subject) if len(subject.runs) > 1 else None,
+    ]
+
+
+def warnings(subject: Subject) -> list[Node]:
+    return [
         _listed(subject.left_out, "Left out, because it cannot be read"),
         _listed([*subject.notes, *([] if subject.only else remarks(subject))], "Before reading on"),
         _notes(subject.runs),
@@ -35,7 +40,8 @@ def _about_run(run: Run) -> Markup:
 def _about_many(subject: Subject) -> Markup:
     presets, count = some(list(dict.fromkeys(run.card.preset for run in subject.runs))), len(subject.groups)
     alike = f"{count} groups of like runs" if count > 1 else "all alike but for the seed"
-    return element("p", f"{len(subject.runs)} runs of {presets}; {alike}.", class_="quiet")
+    going = f", {len(subject.running)} in progress" if subject.running else ""
+    return element("p", f"{len(subject.runs)} runs of {presets}{going}; {alike}.", class_="quiet")
 
 
 def _notes(runs: Sequence[Run]) -> Markup | None:

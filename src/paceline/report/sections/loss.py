@@ -7,8 +7,8 @@ from typing import Any
 from paceline.analysis.facts import UNKNOWN, number, seconds
 from paceline.analysis.groups import Group
 from paceline.metrics.card import POSITION_COLUMNS, Evaluation, window_side
-from paceline.report.charts import loss_points
-from paceline.report.markup import Markup, Node, chart, details, element, folded, scrolling
+from paceline.report.charts import START_SHARE, loss_points
+from paceline.report.markup import OPEN_ROWS, Markup, Node, chart, details, element, folded, scrolling
 from paceline.report.subject import Run, Subject
 
 TABS = {"step": "Steps", "tokens": "Tokens", "train": "Train time", "wall": "Wall time"}
@@ -36,7 +36,7 @@ def loss(subject: Subject) -> list[Node]:
 
 def _switches(subject: Subject) -> list[Markup]:
     whole = element("input", type="checkbox", id="whole")
-    switches = [element("label", whole, "Show the first steps too", class_="switch")]
+    switches = [element("label", whole, "Show the whole range", class_="switch")]
     if any(len(group.members) > 1 for group in subject.groups):
         each = element("input", type="checkbox", id="each")
         switches.append(element("label", each, "Show each run", class_="switch"))
@@ -44,7 +44,10 @@ def _switches(subject: Subject) -> list[Markup]:
 
 
 def _how_drawn(subject: Subject) -> str:
-    said = ["The training loss is smoothed; marks are validations."]
+    said = [
+        "The training loss is smoothed; marks are validations. The frame is that of the losses after the first "
+        f"{100 * START_SHARE:.0f}\u00a0% of a run, without outliers."
+    ]
     if any(len(group.members) > 1 for group in subject.groups):
         said.append(
             "Of a group its mean is drawn, with a band from the lowest to the highest of its finished runs; thin lines "
@@ -73,7 +76,8 @@ def _tabs() -> Markup:
 def validations(subject: Subject) -> list[Node]:
     if subject.only:
         return [_table_of_run(subject.only)]
-    return folded("Validations as tables", [_table_of_group(group) for group in subject.groups])
+    tables = [_table_of_group(group) for group in subject.groups]
+    return folded("Validations as tables", tables, most=OPEN_ROWS if subject.folder is None else 0)
 
 
 def _table_of_run(run: Run) -> Markup | None:

@@ -2,19 +2,18 @@
 trained now; and what it cost: where the wall time went, and memory."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from paceline.analysis.facts import UNKNOWN, beside_bits_per_byte, number, seconds, some
 from paceline.analysis.groups import Group
 from paceline.core.units import human_bytes, human_count
 from paceline.metrics.meter import seconds_left
 from paceline.report.charts import MOST_BARS, PARTS, wall_parts
-from paceline.report.markup import OPEN_ROWS, Markup, Node, chart, details, element, folded, stacked
+from paceline.report.markup import OPEN_ROWS, Markup, Node, chart, details, element, folded, scrolling, stacked
 from paceline.report.subject import Run, Subject, mean_time
 from paceline.report.summary_text import mean_loss, sentences
 
 PALETTE = 9  # colours of groups in assets/report.css, from --run-0 on
-RUNNING = ("Run", "Step", "Training loss", "Validation loss", "Tokens per second", "Left")
 CLOCKS = "Train time counts the steps only, after the free first ones; wall time counts everything since launch."
 
 
@@ -25,21 +24,41 @@ def results(subject: Subject) -> list[Node]:
             for name, (value, meaning) in figures(subject.only).items()
         ]
         return [element("dl", *cells, class_="figures")]
-    group_of = {run: number for number, group in enumerate(subject.groups) for run in group.members}
-    shown = {run: figures(run) for run in subject.runs}
-    rows = [
-        (named(group_of[run], run.label), [str(run.card.seed), *(value for value, _ in row.values())])
-        for run, row in shown.items()
+    heading = element("h2", "Results")
+    if subject.folder is None:
+        return [heading, *_tables(subject, subject.runs)]
+    finished = [run for run in subject.runs if run.card.finished]
+    ended = [run for run in subject.runs if not run.card.finished and run not in subject.running]
+    boxes = [
+        details(f"{word}: {len(runs)} run{'s' * (len(runs) > 1)}", *_tables(subject, runs), is_open=is_open, id=key)
+        for word, key, runs, is_open in (
+            ("Finished", "finished", finished, not subject.running),
+            ("Stopped or killed", "ended", ended, False),
+        )
+        if runs
     ]
-    every = stacked(("Run", "Seed", *shown[subject.runs[0]]), rows)
-    behind = details(f"All {len(subject.runs)} runs", every)
-    if len(subject.groups) < len(subject.runs):
-        tables: list[Node] = [_groups_table(subject.groups), behind]
+    return [heading, *boxes] if boxes else []
+
+
+def _tables(subject: Subject, runs: Sequence[Run]) -> list[Node]:
+    """Of these runs: a row for each group and, behind a click, for each of them; and what the groups show, in words."""
+    groups = {index: group for index, group in enumerate(subject.groups) if any(run in runs for run in group.members)}
+    group_of = {run: index for index, group in groups.items() for run in group.members}
+    shown = {run: figures(run) for run in runs}
+    rows = [
+        [named(group_of[run], run.label), *(value for value, _ in shown[run].values()), str(run.card.seed)]
+        for run in runs
+    ]
+    every = scrolling(("Run", *shown[runs[0]], "Seed"), rows, label=f"{len(runs)} runs", named=True)
+    counted = any(group.runs for group in groups.values())
+    behind = details(f"All {len(runs)} runs", every)
+    if counted and len(groups) < len(runs):
+        tables: list[Node] = [_groups_table(groups), behind]
     else:
-        tables = [behind if len(subject.runs) > OPEN_ROWS else every]
-    words = [element("p", sentence) for sentence in sentences(subject.groups)]
+        tables = [behind if len(runs) > OPEN_ROWS and subject.folder is None else every]
+    words = [element("p", sentence) for sentence in sentences(list(groups.values()))] if counted else []
     lines = [element("h3", "In words"), *folded(f"All {len(words)} sentences", words)] if words else []
-    return [element("h2", "Results"), *tables, element("p", CLOCKS, class_="quiet small"), *lines]
+    return [*tables, element("p", CLOCKS, class_="quiet small"), *lines]
 
 
 def figures(run: Run) -> dict[str, tuple[str, str]]:
@@ -80,13 +99,14 @@ def _rate(run: Run) -> float | None:
     return known[0] if known and run.is_timed else None
 
 
-def _groups_table(groups: Sequence[Group[Run]]) -> Markup:
+def _groups_table(groups: Mapping[int, Group[Run]]) -> Markup:
+    """`groups` by their number on the page, which is that of their colour."""
     headings = (
-        "Group", "Runs", "Validation loss", "95 % interval", "Bits per byte", "Train time", "Wall time",
+        "Group", "Validation loss", "Bits per byte", "95 % interval", "Runs", "Train time", "Wall time",
         "Tokens per second",
     )  # fmt: skip
 
-    def row(index: int, group: Group[Run]) -> tuple[Node, list[Node]]:
+    def row(index: int, group: Group[Run]) -> list[Node]:
         counted, every = len(group.runs), len(group.members)
         all_of = f"{counted}" if counted == every else f"{counted} of {every}"
         loss, mean = group.mean if counted else None, mean_loss(group)
@@ -96,10 +116,11 @@ def _groups_table(groups: Sequence[Group[Run]]) -> Markup:
         bytewise = [run.card.val_bpb for run in group.runs]
         known = [value for value in bytewise if value is not None]
         bits = statistics.fmean(known) if known and len(known) == counted else None
-        cells = [all_of, number(loss, ".4f"), interval, number(bits, ".4f"), *map(seconds, times)]
-        return named(index, group.label), [*cells, number(mean_time(group, _rate), ",.0f")]
+        cells = [number(loss, ".4f"), number(bits, ".4f"), interval, all_of, *map(seconds, times)]
+        return [named(index, group.label), *cells, number(mean_time(group, _rate), ",.0f")]
 
-    return stacked(headings, [row(index, group) for index, group in enumerate(groups)])
+    rows = [row(index, group) for index, group in groups.items()]
+    return scrolling(headings, rows, label=f"{len(rows)} groups", named=True)
 
 
 def named(index: int, label: str) -> Markup:
@@ -108,27 +129,42 @@ def named(index: int, label: str) -> Markup:
 
 
 def running(subject: Subject) -> list[Node]:
-    """Nothing of a run that has the page to itself: its figures are on top anyway."""
-    if not subject.running or (subject.only and not subject.ablations):
+    """How far each run in progress is, how fast, and when it will be done."""
+    if not subject.running:
         return []
-    rows = [(run.label, _running_row(run)) for run in subject.running]
-    return [element("h2", "Running now"), stacked(RUNNING, rows)]
+    group_of = {run: number for number, group in enumerate(subject.groups) for run in group.members}
+    cards = [_running_card(group_of[run], run) for run in subject.running]
+    return [element("h2", "In progress"), element("div", *cards, class_="going")]
 
 
-def _running_row(run: Run) -> list[Node]:
+def _running_card(number_of_group: int, run: Run) -> Markup:
+    share = f"{100 * run.steps_done // max(1, run.card.steps)}"
+    bar = element("span", style=f"width:{share}%;background:var(--run-{number_of_group % PALETTE})")
+    role = {"role": "progressbar", "aria_valuenow": share, "aria_valuemin": "0", "aria_valuemax": "100"}
+    cells = [element("div", element("dt", name), element("dd", value)) for name, value in _progress(run).items()]
+    return element(
+        "article",
+        element("h3", named(number_of_group, run.label), element("span", f"{share} %", class_="share")),
+        element("div", bar, class_="bar", aria_label=f"Progress of {run.label}", **role),
+        element("dl", *cells),
+        class_="panel",
+    )
+
+
+def _progress(run: Run) -> dict[str, str]:
     smooth, rates = run.smooth_loss[-1:].tolist(), run.curves.steps["tokens_per_s"][-1:].tolist()
     tokens_per_step = run.config.get("batch.tokens")
     rate = next((rate for rate in rates if rate > 0), None)
     left_s = None
     if rate is not None and isinstance(tokens_per_step, int):
         left_s = seconds_left(run.card.steps - run.steps_done, tokens_per_step, rate)
-    return [
-        f"{run.steps_done:,} of {run.card.steps:,}",
-        next((f"{loss:.4f}" for loss in smooth if loss == loss), UNKNOWN),
-        figures(run)["Validation loss"][0],
-        number(rate, ",.0f"),
-        seconds(left_s),
-    ]
+    return {
+        "Time left": seconds(left_s),
+        "Tokens per second": number(rate, ",.0f"),
+        "Step": f"{run.steps_done:,} of {run.card.steps:,}",
+        "Training loss": next((f"{loss:.4f}" for loss in smooth if loss == loss), UNKNOWN),
+        "Validation loss": figures(run)["Validation loss"][0],
+    }
 
 
 def cost(subject: Subject) -> list[Node]:
