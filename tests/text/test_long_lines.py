@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from paceline.core.errors import DataError
 from paceline.text import sources
 from paceline.text.long_lines import spool_text
-from paceline.text.sources import Reader, cut_text, find_sources, parse_line
+from paceline.text.records import parse_line
+from paceline.text.sources import Reader, cut_text, find_sources
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

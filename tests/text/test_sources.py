@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from data.samples import SAMPLE_TEXTS
 from paceline.core.errors import DataError
-from paceline.text.sources import Piece, Reader, cut_lone_text, cut_text, find_sources, parse_line
+from paceline.text.records import parse_line
+from paceline.text.sources import Piece, Reader, cut_lone_text, cut_text, find_sources
 from paceline.text.tokenizer import train_tokenizer
 from text.test_tokenizer import in_tiktoken
 

@@ -11,7 +11,6 @@ import codecs
 import gzip
 import hashlib
 import itertools
-import json
 import re
 import sys
 import zlib
@@ -20,13 +19,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 from paceline.core.errors import DataError
 from paceline.text.long_lines import spool_text
+from paceline.text.records import (
+    HUB_PREFIX,
+    LongTextOrProblem,
+    TextOrProblem,
+    checked_text,
+    hub_rows,
+    not_utf8,
+    parquet_batches,
+    parse_line,
+    parse_stream,
+)
 
 STANDARD_INPUT = "-"
-HUB_PREFIX = "hf:"
 KINDS = {".txt": "txt", ".md": "txt", ".jsonl": "jsonl", ".jsonl.gz": "jsonl.gz", ".parquet": "parquet"}
 BLOCK_BYTES = 1 << 20
 PIECE_CHARS = 1 << 20
@@ -37,13 +46,8 @@ LONG_LINE_BYTES = 4 << 20
 SAFE_CUT = re.compile(r"\S(?= \S)|\S\n(?=\S)")
 """GPT-2's word rule starts a word at a lone space before text, and after a lone line break; the cut is the match's end.
 What Python calls white space includes all that the tokenizers' regular expressions do."""
-PARQUET_ROWS = 1024
 
 Side = Literal["train", "val"]
-TextOrProblem = tuple[str | None, str | None]
-"""The text of a record, or what is wrong with it; neither of a blank line."""
-LongTextOrProblem = tuple[IO[str] | None, str | None]
-"""The same where the text is a file."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +216,7 @@ class Reader:
                     text = decoder.decode(block, final=not block)
                 except UnicodeDecodeError as error:
                     line += error.object[: error.start].count(b"\n")
-                    raise DataError(f"{source.place}, line {line:,}: {_not_utf8(error)}; {CURE}") from None
+                    raise DataError(f"{source.place}, line {line:,}: {not_utf8(error)}; {CURE}") from None
                 line += block.count(b"\n")
                 self.bytes_read += len(block)
                 yield text
@@ -232,11 +236,11 @@ class Reader:
                     self.bytes_read = before + raw.tell()
 
     def _parquet_rows(self, source: Source) -> Iterator[TextOrProblem]:
-        for value in itertools.chain.from_iterable(_parquet_batches(source, self.field)):
+        for value in itertools.chain.from_iterable(parquet_batches(source.path, self.field)):
             try:
                 yield value.decode(), None
             except UnicodeDecodeError as error:
-                yield None, _not_utf8(error)
+                yield None, not_utf8(error)
             except AttributeError:
                 yield None, f"{self.field!r} is {type(value).__name__}, not text"
 
@@ -261,37 +265,6 @@ def _blocks_of(text: IO[str]) -> Iterator[str]:
 
 
 CURE = "mend it, or leave such records out with --skip-bad"
-
-
-def parse_line(line: bytes, field: str) -> TextOrProblem:
-    if not line.strip():
-        return None, None
-    try:
-        record = json.loads(line.decode())
-    except UnicodeDecodeError as error:
-        return None, _not_utf8(error)
-    except (ValueError, RecursionError) as error:
-        return None, f"not JSON ({error})"
-    if not isinstance(record, dict) or field not in record:
-        return None, f"no field {field!r}"
-    return checked_text(record[field], field)
-
-
-def checked_text(value: Any, field: str) -> TextOrProblem:
-    """A field's value."""
-    if not isinstance(value, str):
-        return None, f"field {field!r} is {type(value).__name__}, not text"
-    if not is_encodable(value):
-        return None, f"field {field!r} holds half a surrogate pair, which is not text"
-    return value, None
-
-
-def is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a lone surrogate, written as an escape
-        return False
-    return True
 
 
 def _pieces_of(blocks: Iterable[str], side: Side | None, val_share: float) -> Iterator[Piece]:
@@ -343,57 +316,3 @@ def _open(source: Source) -> IO[bytes]:
         raise DataError(f"{source.path}: cannot be read ({error.strerror}); check the path") from None
     file.seek(source.start)
     return file
-
-
-def _parquet_batches(source: Source, field: str) -> Iterator[list[Any]]:
-    """The column as lists of bytes, because pyarrow does not look whether its strings are UTF-8."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise DataError(f"{source.path}: reading .parquet needs pyarrow; pip install 'paceline[data]'") from None
-    kinds = pyarrow.types
-    text_kinds = (kinds.is_string, kinds.is_large_string, kinds.is_string_view)
-    try:
-        file = pyarrow.parquet.ParquetFile(source.path)
-        if field not in file.schema_arrow.names:
-            names = ", ".join(file.schema_arrow.names)
-            raise DataError(f"{source.path}: no column {field!r}; it has {names}, choose one with --field")
-        for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
-            column = batch.column(0)
-            if pyarrow.types.is_dictionary(column.type):
-                column = column.dictionary_decode()
-            is_text = any(is_kind(column.type) for is_kind in text_kinds)
-            yield (column.cast(pyarrow.large_binary()) if is_text else column).to_pylist()
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{source.path}: not a readable .parquet file ({error}); fetch it again") from None
-
-
-def parse_stream(given: str) -> tuple[str, str | None, str]:
-    """Name, config and split."""
-    name, *rest = given.removeprefix(HUB_PREFIX).split(":")
-    if not name or len(rest) > 2 or not all(rest):
-        raise DataError(f"{given}: not a dataset; write hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
-    config, split = [*rest, None, None][:2]
-    return name, config, split or "train"
-
-
-def hub_rows(given: str) -> Iterator[dict[str, Any]]:
-    """Every row of a dataset, in its order. Whatever the network does is one line that names the dataset."""
-    name, config, split = parse_stream(given)
-    try:
-        import datasets
-    except ImportError:
-        raise DataError(f"{given}: streaming needs the package datasets; pip install datasets") from None
-    try:
-        yield from datasets.load_dataset(name, config, split=split, streaming=True)
-    except Exception as error:  # of datasets, fsspec or one of three HTTP libraries
-        said = (str(error).splitlines() or [""])[0]
-        raise DataError(
-            f"{given}: cannot be read to its end ({type(error).__name__}: {said}); check name and network, then run "
-            f"the same command again to continue"
-        ) from error
-
-
-def _not_utf8(error: UnicodeDecodeError) -> str:
-    return f"byte {error.object[error.start]:#04x} is not UTF-8"
