@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from paceline.text.verify import Verification
 
 BAR_COLUMNS = 40
+LOUD_SHARE = 0.01
+"""Of the text that was lost."""
+FEW_VAL_TOKENS = 50_000
 PREPARE_HELP = """Turn text into shards. Running the same command again continues where it was stopped.
 
 example: paceline data prepare books/ --out data/books --tokenizer bpe-8192"""
@@ -95,6 +98,8 @@ def prepare(argv: Sequence[str]) -> int:
     with show_progress() as on_progress:
         manifest = make_shards(args, on_progress)
     seconds = time.monotonic() - started
+    if manifest.lost_share > LOUD_SHARE:
+        say(lost_much(manifest))
     return answer(to_dict(manifest), lambda: _print_summary(manifest, Path(args.out), seconds), as_json=args.json)
 
 
@@ -190,15 +195,44 @@ def _print_stats(stats: "Stats") -> None:
 def _print_summary(manifest: "DatasetManifest", out: Path, seconds: float) -> None:
     train, val = manifest.side_tokens("train"), manifest.side_tokens("val")
     text, rate = human_bytes(manifest.text_bytes), human_bytes(manifest.text_bytes / max(seconds, 1e-9))
+    of_text = "" if manifest.options.ids_of else f", {text} of text in {human_seconds(seconds)} ({rate}/s)"
     print(
         f"{out}: {manifest.documents:,} documents, {train:,} training and {val:,} validation tokens in "
-        f"{len(manifest.shards)} shards, {text} of text in {human_seconds(seconds)} ({rate}/s)"
+        f"{len(manifest.shards)} shards{of_text}"
     )
-    if manifest.skipped:
-        print(f"left out: {manifest.skipped:,} bad records")
+    for line in remarks(manifest):
+        print(line)
     for side, tokens in (("train", train), ("val", val)):
         if not tokens and (side == "train" or manifest.options.val_share):
             print(f"no document went to {side}, and a run needs both: {_remedy(side, manifest)}")
+
+
+def remarks(manifest: "DatasetManifest") -> Iterator[str]:
+    """What one should know of prepared data, a line each: what was not read, and what is wrong with the validation."""
+    if manifest.skipped or manifest.skipped_lines or manifest.replaced_bytes:
+        lines = f"{manifest.skipped_lines:,} bad lines ({human_bytes(manifest.skipped_line_bytes)})"
+        parts = (
+            (manifest.skipped, f"left out: {manifest.skipped:,} bad records"),
+            (manifest.skipped_lines, f"left out: {lines}"),
+            (manifest.replaced_bytes, f"replaced: {manifest.replaced_bytes:,} bad bytes"),
+        )
+        yield "; ".join(text for count, text in parts if count)
+    if manifest.other_files:
+        more = ", …" if manifest.other_files > len(manifest.other_names) else ""
+        yield f"not read: {manifest.other_files:,} files ({', '.join(manifest.other_names)}{more})"
+    train, val = manifest.side_tokens("train"), manifest.side_tokens("val")
+    if val > 0 and (val < FEW_VAL_TOKENS or val > train):
+        why = f"more than the {train:,} for training" if val > train else "so its loss is known roughly only"
+        yield f"validation has {val:,} tokens, {why}; --val-share {manifest.options.val_share} changes it, or more text"
+
+
+def lost_much(manifest: "DatasetManifest") -> str:
+    options = manifest.options
+    return (
+        f"WARNING: {manifest.lost_share:.1%} of the input could not be read and is lost; if it is not in "
+        f"{options.encoding}, name its --encoding, and if the text is not in {options.field!r}, its --field, with "
+        f"--overwrite"
+    )
 
 
 def _remedy(side: str, manifest: "DatasetManifest") -> str:

@@ -1,14 +1,21 @@
 """Records of files and of the hub's datasets: the text of each, or what is wrong with it."""
 
+import contextlib
+import csv
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from paceline.core.errors import DataError
+from paceline.text.byte_streams import BAD_BYTES
 
 HUB_PREFIX = "hf:"
 PARQUET_ROWS = 1024
+LONGEST_CSV_FIELD = 64 << 20
+"""A quotation mark without its partner takes all that follows for one field, up to this."""
+NAMES_SHOWN = 10
 TextOrProblem = tuple[str | None, str | None]
 """The text of a record, or what is wrong with it; neither of a blank line."""
 LongTextOrProblem = tuple[IO[str] | None, str | None]
@@ -21,11 +28,11 @@ def parse_line(line: bytes, field: str) -> TextOrProblem:
     try:
         record = json.loads(line.decode())
     except UnicodeDecodeError as error:
-        return None, not_utf8(error)
+        return None, not_utf8(error.object[error.start])
     except (ValueError, RecursionError) as error:
         return None, f"not JSON ({error})"
     if not isinstance(record, dict) or field not in record:
-        return None, f"no field {field!r}"
+        return None, no_field(field, record)
     return checked_text(record[field], field)
 
 
@@ -38,6 +45,14 @@ def checked_text(value: Any, field: str) -> TextOrProblem:
     return value, None
 
 
+def no_field(field: str, record: Any) -> str:
+    """What is said of a record without the field."""
+    if not isinstance(record, dict) or not record:
+        return f"no field {field!r}"
+    names = [str(name)[:40] for name in record][:NAMES_SHOWN]
+    return f"no field {field!r}; it has {', '.join(names)}{', …' * (len(record) > len(names))}, choose one with --field"
+
+
 def is_encodable(text: str) -> bool:
     try:
         text.encode()
@@ -46,28 +61,80 @@ def is_encodable(text: str) -> bool:
     return True
 
 
+def csv_rows(stream: IO[bytes], place: str, field: str) -> Iterator[TextOrProblem]:
+    """Rows of a table whose first line names its columns, parted by commas, semicolons or tabs."""
+    lines = io.TextIOWrapper(stream, "utf-8", errors="surrogateescape", newline="")
+    csv.field_size_limit(LONGEST_CSV_FIELD)
+    first = lines.readline(LONGEST_CSV_FIELD).lstrip("\ufeff")
+    tables = {mark: next(csv.reader([first], delimiter=mark), []) for mark in ",;\t"}
+    mark = next((mark for mark, names in tables.items() if field in names), None)
+    if mark is None:
+        names = max(tables.values(), key=len)
+        raise DataError(f"{place}: no column {field!r}; it has {', '.join(names)}, choose one with --field")
+    column, rows = tables[mark].index(field), csv.reader(lines, delimiter=mark)
+    try:
+        for row in filter(None, rows):
+            value = row[column] if column < len(row) else None
+            bad = BAD_BYTES.search(value or "")
+            yield (None, not_utf8(ord(bad.group()[0]) - 0xDC00)) if bad else checked_text(value, field)
+    except csv.Error as error:
+        raise DataError(f"{place}, line {rows.line_num + 2:,}: not CSV ({error}); mend it") from None
+
+
 def parquet_batches(path: Path | None, field: str) -> Iterator[list[Any]]:
-    """The column as lists of bytes, because pyarrow does not look whether its strings are UTF-8."""
+    """The column as lists of bytes."""
+    with _arrow(path) as pyarrow:
+        file = pyarrow.parquet.ParquetFile(path)
+        _check_column(path, file.schema_arrow.names, field)
+        for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
+            yield _values(pyarrow, batch.column(0))
+
+
+def arrow_batches(path: Path | None, field: str) -> Iterator[list[Any]]:
+    """The same of an Arrow file or stream, of which the folders of Hugging Face's save_to_disk consist."""
+    with _arrow(path) as pyarrow, pyarrow.memory_map(str(path)) as source:
+        is_file = source.read(6) == b"ARROW1"
+        source.seek(0)
+        reader = (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(source)
+        _check_column(path, reader.schema.names, field)
+        for number in range(reader.num_record_batches) if is_file else iter(int, 1):
+            try:
+                batch = reader.get_batch(number) if is_file else reader.read_next_batch()
+            except StopIteration:
+                return
+            column = batch.column(reader.schema.names.index(field))
+            for start in range(0, len(column), PARQUET_ROWS):
+                yield _values(pyarrow, column.slice(start, PARQUET_ROWS))
+
+
+@contextlib.contextmanager
+def _arrow(path: Path | None) -> Iterator[Any]:
+    """pyarrow, and its errors as one line."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise DataError(f"{path}: reading .parquet needs pyarrow; pip install 'paceline[data]'") from None
-    kinds = pyarrow.types
-    text_kinds = (kinds.is_string, kinds.is_large_string, kinds.is_string_view)
+        raise DataError(f"{path}: reading .parquet and .arrow needs pyarrow; pip install 'paceline[data]'") from None
     try:
-        file = pyarrow.parquet.ParquetFile(path)
-        if field not in file.schema_arrow.names:
-            names = ", ".join(file.schema_arrow.names)
-            raise DataError(f"{path}: no column {field!r}; it has {names}, choose one with --field")
-        for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
-            column = batch.column(0)
-            if pyarrow.types.is_dictionary(column.type):
-                column = column.dictionary_decode()
-            is_text = any(is_kind(column.type) for is_kind in text_kinds)
-            yield (column.cast(pyarrow.large_binary()) if is_text else column).to_pylist()
+        yield pyarrow
     except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{path}: not a readable .parquet file ({error}); fetch it again") from None
+        kind = path.suffix if path else "Arrow"
+        raise DataError(f"{path}: not a readable {kind} file ({error}); fetch it again") from None
+
+
+def _check_column(path: Path | None, names: list[str], field: str) -> None:
+    if field not in names:
+        raise DataError(f"{path}: no column {field!r}; it has {', '.join(names)}, choose one with --field")
+
+
+def _values(pyarrow: Any, column: Any) -> list[Any]:
+    """Texts as bytes, because pyarrow does not look whether its strings are UTF-8."""
+    kinds = pyarrow.types
+    if kinds.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    is_text = any(is_kind(column.type) for is_kind in (kinds.is_string, kinds.is_large_string, kinds.is_string_view))
+    values: list[Any] = (column.cast(pyarrow.large_binary()) if is_text else column).to_pylist()
+    return values
 
 
 def parse_stream(given: str) -> tuple[str, str | None, str]:
@@ -96,5 +163,5 @@ def hub_rows(given: str) -> Iterator[dict[str, Any]]:
         ) from error
 
 
-def not_utf8(error: UnicodeDecodeError) -> str:
-    return f"byte {error.object[error.start]:#04x} is not UTF-8"
+def not_utf8(byte: int) -> str:
+    return f"byte {byte:#04x} is not UTF-8"
