@@ -11,15 +11,24 @@ import re
 import tempfile
 from collections.abc import Iterator
 from functools import partial
-from typing import IO
+from typing import IO, Any
 
 from paceline.core.errors import DataError
-from paceline.text.byte_streams import BAD_BYTES
-from paceline.text.records import NAMES_SHOWN, LongTextOrProblem, TextOrProblem, checked_text, no_field, not_utf8
+from paceline.text.records import (
+    NAMES_SHOWN,
+    LongTextOrProblem,
+    TextOrProblem,
+    bad_byte,
+    checked_text,
+    no_field,
+    not_utf8,
+    text_of,
+)
 
 LONGEST_HELD = 4096
 """Characters of a key or a number."""
 LONGEST_TEXT = 4 << 20
+DECODER = json.JSONDecoder()
 SPACE = re.compile(r"[ \t\n\r]*")
 SCALAR = re.compile(r"[-+.\w]*")
 IN_STRING = re.compile(
@@ -40,7 +49,7 @@ def spool_text(blocks: Iterator[bytes], field: str) -> tuple[IO[str] | None, str
             spool.seek(0)
             return spool, None
     except UnicodeDecodeError as error:
-        problem = f"byte {error.object[error.start]:#04x} is not UTF-8"
+        problem = not_utf8(error.object[error.start])
     except UnicodeEncodeError:
         problem = f"field {field!r} holds half a surrogate pair, which is not text"
     except (ValueError, RecursionError) as error:
@@ -55,20 +64,22 @@ def records(blocks: Iterator[bytes], field: str) -> Iterator[TextOrProblem | Lon
     file = _Line(codecs.iterdecode(blocks, "utf-8", "surrogateescape"))
     is_list = file.peek() == "["
     file.at += is_list
-    spool: IO[str] | None = None
+    spool = new_spool()
     while file.peek() not in ("", "]"):
-        spool = spool or tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogatepass", newline="")  # noqa: SIM115
-        spool.seek(0)
-        spool.truncate()
-        problem = file.copy_value(field, spool) or _problem_of(spool, field)
-        spool.seek(0)
-        text = None if problem else spool.read(LONGEST_TEXT)
-        if text is None or len(text) < LONGEST_TEXT:
-            yield text, problem
+        if (record := file.whole_object()) is not None:
+            yield _text_in_memory(record, field)
         else:
             spool.seek(0)
-            yield spool, None
-            spool = None
+            spool.truncate()
+            problem = file.copy_value(field, spool) or _problem_of(spool, field)
+            spool.seek(0)
+            text = None if problem else spool.read(LONGEST_TEXT)
+            if text is None or len(text) < LONGEST_TEXT:
+                yield text, problem
+            else:
+                spool.seek(0)
+                yield spool, None
+                spool = new_spool()
         if is_list and not file.another("]"):
             break
     if is_list:
@@ -77,13 +88,21 @@ def records(blocks: Iterator[bytes], field: str) -> Iterator[TextOrProblem | Lon
         raise ValueError("more than one value")
 
 
+def new_spool() -> IO[str]:
+    return tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogatepass", newline="")
+
+
+def _text_in_memory(record: dict[str, Any], field: str) -> TextOrProblem:
+    value = record.get(field)
+    bad = bad_byte(value) if isinstance(value, str) else None
+    return (None, bad) if bad else text_of(record, field)
+
+
 def _problem_of(spool: IO[str], field: str) -> str | None:
     """What is wrong with the characters of a text."""
     spool.seek(0)
     for text in iter(partial(spool.read, LONGEST_TEXT), ""):
-        if bad := BAD_BYTES.search(text):
-            return not_utf8(ord(bad.group()[0]) - 0xDC00)
-        if problem := checked_text(text, field)[1]:
+        if problem := bad_byte(text) or checked_text(text, field)[1]:
             return problem
     return None
 
@@ -120,6 +139,17 @@ class _Line:
                 _write(spool, part)
             problem = None
         return no_field(field, names) if problem == "" else problem
+
+    def whole_object(self) -> dict[str, Any] | None:
+        """The next value, if it is an object of which all has been read: many times faster."""
+        try:
+            value, end = DECODER.raw_decode(self.buffer, self.at)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(value, dict):
+            return None
+        self.at = end
+        return value
 
     def skip(self) -> str:
         """Check and drop the next value; the name of its type."""

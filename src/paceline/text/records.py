@@ -31,6 +31,11 @@ def parse_line(line: bytes, field: str) -> TextOrProblem:
         return None, not_utf8(error.object[error.start])
     except (ValueError, RecursionError) as error:
         return None, f"not JSON ({error})"
+    return text_of(record, field)
+
+
+def text_of(record: Any, field: str) -> TextOrProblem:
+    """The field of a record of JSON."""
     if not isinstance(record, dict) or field not in record:
         return None, no_field(field, record)
     return checked_text(record[field], field)
@@ -75,8 +80,8 @@ def csv_rows(stream: IO[bytes], place: str, field: str) -> Iterator[TextOrProble
     try:
         for row in filter(None, rows):
             value = row[column] if column < len(row) else None
-            bad = BAD_BYTES.search(value or "")
-            yield (None, not_utf8(ord(bad.group()[0]) - 0xDC00)) if bad else checked_text(value, field)
+            bad = bad_byte(value or "")
+            yield (None, bad) if bad else checked_text(value, field)
     except csv.Error as error:
         raise DataError(f"{place}, line {rows.line_num + 2:,}: not CSV ({error}); mend it") from None
 
@@ -161,6 +166,12 @@ def hub_rows(given: str) -> Iterator[dict[str, Any]]:
             f"{given}: cannot be read to its end ({type(error).__name__}: {said}); check name and network, then run "
             f"the same command again to continue"
         ) from error
+
+
+def bad_byte(text: str) -> str | None:
+    """What is wrong with a text in which "surrogateescape" kept bytes."""
+    found = BAD_BYTES.search(text)
+    return not_utf8(ord(found.group()[0]) - 0xDC00) if found else None
 
 
 def not_utf8(byte: int) -> str:

@@ -40,6 +40,7 @@ from paceline.text.records import (
     LongTextOrProblem,
     TextOrProblem,
     arrow_batches,
+    bad_byte,
     checked_text,
     csv_rows,
     hub_rows,
@@ -377,8 +378,8 @@ class Reader:
             return text
         kept = []
         for line in LINE.findall(text):
-            if bad := BAD_BYTES.search(line):
-                self._leave_out(f"{source.place}: {not_utf8(ord(bad.group()[0]) - 0xDC00)}")
+            if problem := bad_byte(line):
+                self._leave_out(f"{source.place}: {problem}")
                 self.lost.lines += 1
                 self.lost.line_bytes += len(line.encode("utf-8", "surrogateescape"))
             else:

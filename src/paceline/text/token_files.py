@@ -41,7 +41,7 @@ def _npy_layout(path: Path) -> Layout:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
-        said = "it holds pickled objects, which are never read" if "pickle" in str(error) else str(error)
+        said = "it holds pickled objects, which are never read" if "Python objects" in str(error) else str(error)
         raise DataError(f"{path}: not a readable .npy file ({said}); save the ids as an array of integers") from None
     if array.dtype.kind not in "iu" or not array.flags.c_contiguous:
         raise DataError(f"{path}: an array of {array.dtype}, not of token ids; save them as an array of integers")
@@ -51,7 +51,8 @@ def _npy_layout(path: Path) -> Layout:
 def _bin_layout(path: Path) -> Layout:
     size = path.stat().st_size
     with open(path, "rb") as file:
-        header = np.frombuffer(file.read(HEADER_BYTES // 4 * 4), "<i4")
+        content = file.read(HEADER_BYTES)
+    header = np.frombuffer(content[: len(content) // 4 * 4], "<i4")
     for magic, version, dtype in ((MAGIC, VERSION, TOKEN_DTYPE), (WIDE_MAGIC, WIDE_VERSION, np.dtype("<u4"))):
         if len(header) == HEADER_BYTES // 4 and tuple(header[:2]) == (magic, version):
             expected = int(header[2]) * dtype.itemsize
