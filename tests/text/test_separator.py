@@ -2,12 +2,14 @@
 
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.commands.data import remarks
 from paceline.core.errors import ConfigError
 from paceline.text import separator as module
 from paceline.text.config import PrepareConfig
@@ -103,3 +105,13 @@ def test_the_documents_of_one_file_are_split_by_the_bytes(tmp_path: Path) -> Non
     )  # fmt: skip
     assert manifest.documents in (500, 501)
     assert manifest.side_tokens("val") / manifest.tokens == pytest.approx(0.05, rel=0.26)
+
+
+def test_a_separator_that_is_not_found_is_said(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("one\ntwo\n" * 1_000)
+    config = PrepareConfig(
+        inputs=(str(tmp_path / "x.txt"),), out=str(tmp_path / "out"), tokenizer="bytes", document_separator="##"
+    )
+    assert any("'##': not found" in line for line in remarks(prepare(config)))
+    (tmp_path / "x.txt").write_text("one\ntwo\n##\n" * 1_000)
+    assert not any("not found" in line for line in remarks(prepare(replace(config, overwrite=True))))

@@ -209,21 +209,32 @@ def _print_summary(manifest: "DatasetManifest", out: Path, seconds: float) -> No
 
 def remarks(manifest: "DatasetManifest") -> Iterator[str]:
     """What one should know of prepared data, a line each: what was not read, and what is wrong with the validation."""
-    if manifest.skipped or manifest.skipped_lines or manifest.replaced_bytes:
-        lines = f"{manifest.skipped_lines:,} bad lines ({human_bytes(manifest.skipped_line_bytes)})"
-        parts = (
-            (manifest.skipped, f"left out: {manifest.skipped:,} bad records"),
-            (manifest.skipped_lines, f"left out: {lines}"),
-            (manifest.replaced_bytes, f"replaced: {manifest.replaced_bytes:,} bad bytes"),
-        )
-        yield "; ".join(text for count, text in parts if count)
+    size = human_bytes(manifest.skipped_line_bytes)
+    lost = (
+        (manifest.skipped, f"left out: {_counted(manifest.skipped, 'bad record')}"),
+        (manifest.skipped_lines, f"left out: {_counted(manifest.skipped_lines, 'bad line')} ({size})"),
+        (manifest.replaced_bytes, f"replaced by U+FFFD: {_counted(manifest.replaced_bytes, 'bad byte')}"),
+    )
+    yield from (text for count, text in lost if count)
+    separator, parts = manifest.options.document_separator, len(manifest.sources) + bool(manifest.splits_by.cut)
+    if separator is not None and manifest.documents <= parts:
+        yield f"--document-separator {separator!r}: not found, so a file is one document; another with --overwrite"
     if manifest.other_files:
         more = ", …" if manifest.other_files > len(manifest.other_names) else ""
-        yield f"not read: {manifest.other_files:,} files ({', '.join(manifest.other_names)}{more})"
+        yield f"not read: {_counted(manifest.other_files, 'file')} ({', '.join(manifest.other_names)}{more})"
     train, val = manifest.side_tokens("train"), manifest.side_tokens("val")
-    if val > 0 and (val < FEW_VAL_TOKENS or val > train):
-        why = f"more than the {train:,} for training" if val > train else "so its loss is known roughly only"
-        yield f"validation has {val:,} tokens, {why}; --val-share {manifest.options.val_share} changes it, or more text"
+    share = manifest.options.val_share
+    if 0 < train < val:
+        yield f"validation has {val:,} tokens, more than the {train:,} of training; lower --val-share {share}"
+    elif 0 < val < FEW_VAL_TOKENS:
+        yield (
+            f"validation has {val:,} tokens, fewer than {FEW_VAL_TOKENS:,}, so its loss is not precise; a --val-share "
+            f"above {share}, or more text, gives more"
+        )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def lost_much(manifest: "DatasetManifest") -> str:

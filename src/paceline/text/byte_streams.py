@@ -4,12 +4,10 @@ Everything is done in blocks, so a file of any size takes the same memory. What 
 not UTF-8 (0xff for other encodings), so that one place, the reader of lines and records, decides about bad text.
 """
 
-import bz2
 import codecs
 import gzip
 import io
 import itertools
-import lzma
 import re
 import sys
 import zlib
@@ -37,22 +35,29 @@ def blocks_of(file: IO[bytes], length: int = sys.maxsize) -> Iterator[bytes]:
 
 def unpacked(raw: IO[bytes], packing: str, place: str) -> IO[bytes]:
     """The file's content; `packing` is one of PACKINGS or empty."""
-    match packing:
-        case ".gz":
-            return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
-        case ".bz2":
+    if packing == ".gz":
+        return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
+    if packing == ".zst":
+        return io.BufferedReader(_Blocks(_zstd_blocks(raw, _zstd(place))))
+    try:  # a Python may have been built without either
+        if packing == ".bz2":
+            import bz2
+
             return bz2.BZ2File(raw)
-        case ".xz":
+        if packing == ".xz":
+            import lzma
+
             return lzma.LZMAFile(raw)
-        case ".zst":
-            return io.BufferedReader(_Blocks(_zstd_blocks(raw, _zstd(place))))
+    except ImportError as error:
+        raise DataError(f"{place}: this Python cannot read {packing} ({error}); unpack the file first") from None
     return raw
 
 
 def read_errors() -> tuple[type[Exception], ...]:
     """What reading a damaged file raises."""
-    loaded = sys.modules.get("compression.zstd") or sys.modules.get("zstandard")
-    return (OSError, EOFError, zlib.error, lzma.LZMAError, *([loaded.ZstdError] if loaded else []))
+    loaded = {"lzma": "LZMAError", "compression.zstd": "ZstdError", "zstandard": "ZstdError"}
+    found = [getattr(module, error) for name, error in loaded.items() if (module := sys.modules.get(name))]
+    return (OSError, EOFError, zlib.error, *found)
 
 
 def as_utf8(file: IO[bytes], encoding: str, count_replaced: Callable[[int], None] | None) -> IO[bytes]:

@@ -16,6 +16,7 @@ PARQUET_ROWS = 1024
 LONGEST_CSV_FIELD = 64 << 20
 """A quotation mark without its partner takes all that follows for one field, up to this."""
 NAMES_SHOWN = 10
+FIELD_CURE = "choose one with --field"
 TextOrProblem = tuple[str | None, str | None]
 """The text of a record, or what is wrong with it; neither of a blank line."""
 LongTextOrProblem = tuple[IO[str] | None, str | None]
@@ -55,7 +56,7 @@ def no_field(field: str, record: Any) -> str:
     if not isinstance(record, dict) or not record:
         return f"no field {field!r}"
     names = [str(name)[:40] for name in record][:NAMES_SHOWN]
-    return f"no field {field!r}; it has {', '.join(names)}{', …' * (len(record) > len(names))}, choose one with --field"
+    return f"no field {field!r}; it has {', '.join(names)}{', …' * (len(record) > len(names))}, {FIELD_CURE}"
 
 
 def is_encodable(text: str) -> bool:
@@ -75,7 +76,7 @@ def csv_rows(stream: IO[bytes], place: str, field: str) -> Iterator[TextOrProble
     mark = next((mark for mark, names in tables.items() if field in names), None)
     if mark is None:
         names = max(tables.values(), key=len)
-        raise DataError(f"{place}: no column {field!r}; it has {', '.join(names)}, choose one with --field")
+        raise DataError(f"{place}: no column {field!r}; it has {', '.join(names)}, {FIELD_CURE}")
     column, rows = tables[mark].index(field), csv.reader(lines, delimiter=mark)
     try:
         for row in filter(None, rows):
@@ -129,7 +130,7 @@ def _arrow(path: Path | None) -> Iterator[Any]:
 
 def _check_column(path: Path | None, names: list[str], field: str) -> None:
     if field not in names:
-        raise DataError(f"{path}: no column {field!r}; it has {', '.join(names)}, choose one with --field")
+        raise DataError(f"{path}: no column {field!r}; it has {', '.join(names)}, {FIELD_CURE}")
 
 
 def _values(pyarrow: Any, column: Any) -> list[Any]:

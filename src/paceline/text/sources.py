@@ -34,8 +34,9 @@ from paceline.text.byte_streams import (
     unpacked,
 )
 from paceline.text.long_lines import records, spool_text
-from paceline.text.manifest import TokenizerEntry, ValSplit
+from paceline.text.manifest import FILE_NAME, TokenizerEntry, ValSplit
 from paceline.text.records import (
+    FIELD_CURE,
     HUB_PREFIX,
     LongTextOrProblem,
     TextOrProblem,
@@ -51,6 +52,7 @@ from paceline.text.records import (
 )
 from paceline.text.separator import split_documents
 from paceline.text.split import Side, Sides, cut_in_line, split_number
+from paceline.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 
 STANDARD_INPUT = "-"
 KINDS = {
@@ -135,7 +137,7 @@ def find_sources(inputs: Sequence[str], stdin_format: str, *, ids: bool = False,
 
 
 def _search_folder(folder: Path, *, ids: bool, old: bool) -> list[Source]:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    paths = _files_of(folder)
     if ids:
         chosen = [path for path in paths if path.suffix in token_files.SUFFIXES]
     elif old:
@@ -144,20 +146,29 @@ def _search_folder(folder: Path, *, ids: bool, old: bool) -> list[Source]:
         known = [path for path in paths if kind_of(path)]
         chosen = [path for path in known if (kind_of(path) or "")[0] not in TABLES] or known
     if not chosen:
-        hints = (how for path in paths if not ids and (how := token_files.how_to_convert(path)))
-        wanted = token_files.SUFFIXES if ids else (*KINDS, "or, packed, .txt.gz and the like")
-        how = next(hints, "name the folder that holds the text")
+        hints = (how for path in paths if not ids and (how := token_files.how_to_convert(path, named=folder)))
+        wanted = token_files.SUFFIXES if ids else KINDS
+        how = next(hints, "name the folder that holds it")
+        if (folder / FILE_NAME).exists():
+            how = f"it holds prepared data, to train on with --data.dir {folder}"
         raise DataError(f"{folder}: no {', '.join(wanted)} files there; {how}")
     found = [_file_source(path, path.relative_to(folder).as_posix(), ids=ids) for path in chosen]
     return sorted(found, key=lambda source: source.name)
+
+
+def _files_of(folder: Path) -> list[Path]:
+    """Every file below the folder, but for what `data prepare` wrote."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    manifests = {path.parent for path in paths if path.name == FILE_NAME}
+    written = manifests & {path.parent for path in paths if path.name == TOKENIZER_FILE}
+    return [path for path in paths if path.parent not in written or path.suffix not in (".bin", ".json")]
 
 
 def files_left_aside(inputs: Sequence[str], sources: list[Source]) -> list[str]:
     """Names of files in the input folders that are not among the sources. Hidden ones do not count."""
     read = {source.path for source in sources}
     folders = [Path(given) for given in inputs if Path(given).is_dir()]
-    others = (path.relative_to(folder) for folder in folders for path in folder.rglob("*") if path not in read
-              and path.is_file())  # fmt: skip
+    others = (path.relative_to(folder) for folder in folders for path in _files_of(folder) if path not in read)
     return sorted(path.as_posix() for path in others if not any(part.startswith(".") for part in path.parts))
 
 
@@ -170,7 +181,7 @@ def _file_source(path: Path, name: str, *, ids: bool) -> Source:
         side: Side = "val" if token_files.is_validation(name) else "train"
         return Source(path=path, name=name, kind="ids", side=side, **vars(layout))
     if found is None or ids:
-        how = "" if ids else token_files.how_to_convert(path)
+        how = "" if ids else token_files.how_to_convert(path, named=path)
         wanted = ", ".join(token_files.SUFFIXES if ids else (*KINDS, f"or these packed ({' '.join(PACKINGS)})"))
         raise DataError(f"{path}: {how or f'not a kind of file that can be read; use {wanted}'}")
     try:
@@ -259,8 +270,9 @@ class Reader:
             return
         for source in sources:
             with self._reading(source):
+                keep_blank = source.kind != "txt" or (self.separator is None and self.bad != "skip-line")
                 for blocks in self._documents(source):
-                    yield from self._pieces_of(blocks, source.side, split)
+                    yield from self._pieces_of(blocks, Sides(split, source.side), keep_blank=keep_blank)
 
     def documents(self, sources: Sequence[Source]) -> Iterator[tuple[int, int]]:
         """Number and bytes of each document, those that need not be read for it first."""
@@ -291,11 +303,11 @@ class Reader:
             raise DataError(f"{source.place}: cannot be read to its end ({error}); fetch it again") from None
         self.bytes_read = before + source.bytes
 
-    def _pieces_of(self, blocks: Iterable[str], side: Side | None, split: ValSplit) -> Iterator[Piece]:
-        """One document's pieces. Between separators, blank text is no document."""
-        sides, opened = Sides(split, side), set[Side]()
+    def _pieces_of(self, blocks: Iterable[str], sides: Sides, *, keep_blank: bool) -> Iterator[Piece]:
+        """One document's pieces. What is blank between separators, or after bad lines were left out, is none."""
+        opened = set[Side]()
         for text in cut_text(blocks):
-            if self.separator is not None and not opened and not text.strip():
+            if not keep_blank and not opened and not text.strip():
                 continue
             for chosen, part in sides.of(text.encode()):
                 yield Piece(text=part, opens=chosen not in opened, side=chosen)
@@ -327,7 +339,8 @@ class Reader:
         if is_encoding and self.encoding != "utf-8":
             problem = f"{problem[: problem.rindex(': byte ')]}: not {self.encoding}"
         if self.bad in ("error", "replace"):
-            raise DataError(f"{problem}; {TEXT_CURE if is_encoding else CURE}")
+            cure = f"; {TEXT_CURE}" if is_encoding else CURE if problem.endswith(FIELD_CURE) else f"; mend it{CURE}"
+            raise DataError(f"{problem}{cure}")
         self.lost.first = self.lost.first or problem
 
     def _left_out(self, source: Source) -> bool:
@@ -481,7 +494,7 @@ def _blocks_of(text: IO[str]) -> Iterator[str]:
     return iter(partial(text.read, PIECE_CHARS), "")
 
 
-CURE = "mend it, or leave such records out with --skip-bad"
+CURE = ", or leave such records out with --skip-bad"
 TEXT_CURE = "name its --encoding, or choose --on-bad-text replace or skip-line (the same as --skip-bad)"
 
 

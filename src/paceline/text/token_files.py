@@ -89,13 +89,14 @@ def id_blocks(path: Path, layout: Layout, tokenizer: TokenizerEntry) -> Iterator
             yield ids.astype(TOKEN_DTYPE)
 
 
-def how_to_convert(path: Path) -> str | None:
-    """What a file of ids that is no shard of ours is, and the command that makes shards of it."""
+def how_to_convert(path: Path, *, named: Path) -> str | None:
+    """What a file of ids that is no shard of ours is, and the command that makes shards of it, or of the folder that
+    was `named`."""
     if path.suffix not in SUFFIXES:
         return None
     with open(path, "rb") as file:
         magic = int.from_bytes(file.read(4), "little")
-    command = f"`paceline data prepare {shlex.quote(str(path))} --out FOLDER --ids-of"
+    command = f"`paceline data prepare {shlex.quote(str(named))} --out FOLDER --ids-of"
     if path.suffix == ".bin" and magic == MAGIC:
         return None
     if path.suffix == ".bin" and magic == WIDE_MAGIC:

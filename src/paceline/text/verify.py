@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from paceline.core.errors import DataError, PacelineError
@@ -52,18 +53,18 @@ def verify(path: Path) -> Verification:
         hint = next((how for file in sorted(path.rglob("*")) if (how := _how_to_prepare(file, named=path))), None)
         raise DataError(f"{path}: no shards there; {hint or 'name a .bin file or the folder that holds them'}")
     with ThreadPoolExecutor() as pool:
-        files = list(pool.map(check_shard, shards))
+        files = list(pool.map(partial(check_shard, named=path), shards))
     sound = [open_shard(path / check.file) for check in files if not check.problem]
     damaged = {check.file for check in files if check.problem}
     return Verification(files=(*files, *_check_tokenizer(path, sound), *_check_dataset(path, sound, damaged)))
 
 
-def check_shard(path: Path) -> FileCheck:
-    """Header, size, manifest and hash of one shard."""
+def check_shard(path: Path, named: Path | None = None) -> FileCheck:
+    """Header, size, manifest and hash of one shard, or of one in the folder that was `named`."""
     try:
         shard = open_shard(path)
     except DataError as error:
-        how = _how_to_prepare(path, named=path)
+        how = _how_to_prepare(path, named=named or path)
         return FileCheck(file=path.name, problem=how or str(error).removeprefix(f"{path}: "))
     problem, manifest = None, shard.manifest
     if manifest and blake2b_of(path) != manifest.blake2b:
@@ -77,7 +78,7 @@ def _how_to_prepare(path: Path, *, named: Path) -> str | None:
     """What makes shards of a file of text, or of ids that are no shard; for a folder, of the one that was `named`."""
     if path.is_file() and kind_of(path):
         return f"text; `paceline data prepare {shlex.quote(str(named))} --out FOLDER` makes shards of it"
-    return how_to_convert(path) if path.is_file() else None
+    return how_to_convert(path, named=named) if path.is_file() else None
 
 
 def _check_tokenizer(folder: Path, shards: list[Shard]) -> Iterator[FileCheck]:
