@@ -212,5 +212,7 @@ class _Run:
 
 
 def _workers(config: PrepareConfig, sources: list[Source]) -> int:
+    if config.ids_of is not None:  # nothing to encode
+        return 1
     small = all(source.path for source in sources) and sum(source.bytes for source in sources) < SMALL_INPUT_BYTES
     return config.workers or (1 if small else usable_cores())
