@@ -277,13 +277,12 @@ class Reader:
     def documents(self, sources: Sequence[Source]) -> Iterator[tuple[int, int]]:
         """Number and bytes of each document, those that need not be read for it first."""
         split = ValSplit(share=0.0)
-        by_size = [source for source in sources if self._size_is_known(source)]
-        for source in by_size:
+        for source in filter(self._size_is_known, sources):
             with closing(self.pieces([source], split)) as pieces:
                 if first := next(pieces, None):
                     yield split_number(first.text), source.bytes
         number = size = 0
-        for piece in self.pieces([source for source in sources if source not in by_size], split):
+        for piece in self.pieces(itertools.filterfalse(self._size_is_known, sources), split):
             if piece.opens:
                 yield number, size
                 number, size = split_number(piece.text), 0
