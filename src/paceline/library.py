@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.checkpoint.run_folder import new_run, open_run
 from paceline.core.errors import ConfigError, PacelineError, RunError
@@ -59,18 +59,24 @@ def prepare(
     out: str | Path,
     tokenizer: str = "gpt2",
     val_share: float = 0.005,
+    field: str = "text",
+    document_separator: str | None = None,
+    on_bad_text: Literal["error", "replace", "skip-line"] = "error",
     skip_bad: bool = False,
+    encoding: str = "utf-8",
+    ids_of: str | None = None,
     overwrite: bool = False,
     workers: int = 1,
 ) -> "DatasetManifest":
-    """Text to shards in the folder `out`, for {"data.dir": out}: files (.txt, .md, .jsonl, .jsonl.gz, .parquet) or
-    folders of them. `tokenizer` is gpt2, bytes, bpe-N for one of N tokens trained on this text, or a folder that has
-    one.
+    """Text to shards in the folder `out`, for {"data.dir": out}: files (.txt, .md, .jsonl, .json, .csv, packed or not,
+    .parquet, .arrow) or folders of them; with `ids_of`, files of token ids. `tokenizer` is gpt2, bytes, bpe-N for one
+    of N tokens trained on this text, or a folder that has one.
 
-    `val_share` of the documents, chosen by a hash of their text, is kept for validation, of few documents more, so that
-    there is some; a single .txt or .md is cut in two. `skip_bad` leaves out what cannot be read; `overwrite` begins
-    anew. Called again it finds all done, or goes on. `workers` processes cut the text; more than one import the calling
-    script again, which must then keep what it does under `if __name__ == "__main__":`."""
+    `val_share` of the bytes is kept for validation, documents chosen by a hash of their text, and the end of one where
+    whole ones do not fit. `document_separator` parts the documents inside a .txt. `on_bad_text` replaces or leaves out
+    what cannot be read; `skip_bad` is the same as "skip-line"; `overwrite` begins anew. Called again it finds all done,
+    or goes on. `workers` processes cut the text; more than one import the calling script again, which must then keep
+    what it does under `if __name__ == "__main__":`."""
     from paceline.text.prepare import prepare as prepared
 
     config = PrepareConfig(
@@ -78,7 +84,12 @@ def prepare(
         out=str(out),
         tokenizer=tokenizer,
         val_share=val_share,
+        field=field,
+        document_separator=document_separator,
+        on_bad_text=on_bad_text,
         skip_bad=skip_bad,
+        encoding=encoding,
+        ids_of=ids_of,
         overwrite=overwrite,
         workers=workers,
     )

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.commands import data
 from paceline.commands.data import ProgressLines, _verified
-from paceline.core.errors import DataError
+from paceline.core.errors import ConfigError, DataError
 from paceline.data.shards import manifest_path, open_shard, positions_of
 from paceline.settings.data import DataConfig
 from paceline.text.dataset import open_dataset
@@ -63,6 +63,50 @@ def test_of_standard_input_prepare_says_which_share_gives_validation(
         assert data.prepare(["-", *args, "--val-share", "0.2", "--overwrite"]) == 0
     assert data.prepare([str(path), *args[:-1], str(tmp_path / "file")]) == 0
     assert "no document" not in capsys.readouterr().out
+
+
+def test_what_is_lost_and_what_is_not_read_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(b"a line of text\n" * 10_000 + b"M\xfcller\n" * 9)
+    (folder / "notes.pdf").touch()
+    arguments = [str(folder), "--out", str(tmp_path / "out"), "--tokenizer", "bytes"]
+    with pytest.raises(DataError, match=r"line 10,001: byte 0xfc is not UTF-8.*--encoding.*--on-bad-text"):
+        data.prepare(arguments)
+    assert data.prepare([*arguments, "--skip-bad"]) == 0
+    said = capsys.readouterr()
+    assert "left out: 9 bad lines (63 B)\nnot read: 1 file (notes.pdf)" in said.out
+    assert "WARNING" not in said.err
+    assert data.prepare([*arguments, "--on-bad-text", "skip-line"]) == 0  # the same by its other name
+    capsys.readouterr()
+    (folder / "a.txt").write_bytes(b"a line of text\n" * 1_000 + "Müller\n".encode("cp1252") * 90)
+    for bad, replaced in (("replace", 90), ("skip-line", 0)):
+        assert data.prepare([*arguments, "--on-bad-text", bad, "--overwrite", "--json"]) == 0
+        said = capsys.readouterr()
+        assert ("WARNING: 4.0% of the input" in said.err) == (bad == "skip-line")
+        assert json.loads(said.out)["replaced_bytes"] == replaced
+    assert data.prepare([*arguments, "--encoding", "cp1252", "--overwrite"]) == 0
+    assert "left out" not in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="give one of them"):
+        data.prepare([*arguments, "--skip-bad", "--on-bad-text", "replace"])
+
+
+def test_records_that_are_lost_count_by_their_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_jsonl(tmp_path / "in.jsonl", TEXTS[:95])
+    path.write_bytes(path.read_bytes() + b'{"text": null}\n' * 5)
+    assert data.prepare([str(path), "--out", str(tmp_path / "out"), "--tokenizer", "bytes", "--skip-bad"]) == 0
+    assert "WARNING: 5.0% of the input could not be read" in capsys.readouterr().err
+
+
+def test_a_validation_set_that_is_too_small_or_too_large_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_jsonl(tmp_path / "in.jsonl", ["word " * 2_000 + str(n) for n in range(200)])
+    for share, said in (("0.01", "fewer than 50,000"), ("0.7", "more than the"), ("0.1", None)):
+        out = str(tmp_path / share)
+        assert data.prepare([str(path), "--out", out, "--tokenizer", "bytes", "--val-share", share]) == 0
+        printed = capsys.readouterr().out
+        assert said in printed if said else "validation has" not in printed
 
 
 def test_a_sound_folder_verifies(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,7 +75,9 @@ def smaller(shown: list[str], *, inline: bool) -> list[str]:
         added["--batch.sequence-tokens"] = BATCH_TOKENS  # a block of 128 for each rank
     if verb == "ablate" and rest[0] in ONE_PART and "--only" not in rest:
         added["--only"] = ONE_PART[rest[0]]
-    if verb == "data prepare" and "--tokenizer" not in rest:
+    if "--ids-of" in words:
+        words = [*words, "--ids-of", "bytes"]  # GPT-2's vocabulary has to be downloaded
+    elif verb == "data prepare" and "--tokenizer" not in rest:
         added["--tokenizer"] = "bpe-2048"  # GPT-2's, the default, has to be downloaded
     if "slurm" in rest:
         added |= LOCAL_JOB

@@ -205,6 +205,13 @@ def write_tokens(path: Path, seed: int) -> None:
     write_shard(path, ids, documents=len(ids[::500]), tokenizer="")
 
 
+def make_ids(folder: Path) -> None:
+    """Files as nanoGPT writes them."""
+    folder.mkdir()
+    for name in ("train.bin", "val.bin"):
+        (folder / name).write_bytes(np.frombuffer("\n".join(paragraphs()).encode(), np.uint8).astype("<u2").tobytes())
+
+
 def write_parquet(path: Path, seed: int) -> None:
     import pyarrow
     from pyarrow import parquet
@@ -219,6 +226,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     r"data/[\w-]+$": make_shards,
     r"[\w-]*hellaswag[\w-]*\.jsonl": make_questions,
     r"[\w-]+\.txt": make_text,
+    r"openwebtext/$": make_ids,
     r"(?!runs|data|tasks|docs|src|tests)[\w-]+/$": make_texts,
 }
 """From what a word looks like to how it is made; the first that fits."""

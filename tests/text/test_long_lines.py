@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from paceline.core.errors import DataError
 from paceline.text import sources
 from paceline.text.long_lines import spool_text
-from paceline.text.sources import Reader, cut_text, find_sources, parse_line
+from paceline.text.manifest import ValSplit
+from paceline.text.records import parse_line
+from paceline.text.sources import Reader, cut_text, find_sources
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -76,10 +78,10 @@ def test_long_lines_short_ones_and_bad_ones_are_read_in_order(tmp_path: Path, mo
     lines.insert(5, " " * 90)
     path = tmp_path / "x.jsonl"
     path.write_text("\n".join(lines))
-    found = Reader("text", skip_bad=True).pieces(find_sources([str(path)], "text"), val_share=0.0)
+    found = Reader("text", bad="skip-line").pieces(find_sources([str(path)], "text"), ValSplit(share=0.0))
     assert [piece.text.decode() for piece in found] == texts
     with pytest.raises(DataError, match="line 3: not JSON"):
-        list(Reader("text").pieces(find_sources([str(path)], "text"), val_share=0.0))
+        list(Reader("text").pieces(find_sources([str(path)], "text"), ValSplit(share=0.0)))
 
 
 def test_a_line_without_a_space_is_cut_all_the_same() -> None:
@@ -98,9 +100,10 @@ def test_where_it_is_cut_does_not_depend_on_how_it_was_read(text: str, block: in
 READ = """
 import re, sys
 from pathlib import Path
+from paceline.text.manifest import ValSplit
 from paceline.text.sources import Reader, find_sources
 sources = find_sources([sys.argv[1]], "text")
-print(sum(len(piece.text) for piece in Reader("text").pieces(sources, 0.0)))
+print(sum(len(piece.text) for piece in Reader("text").pieces(sources, ValSplit(share=0.0))))
 print(int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10)  # ru_maxrss is inherited
 """
 

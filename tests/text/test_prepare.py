@@ -24,7 +24,7 @@ from paceline.text.config import PrepareConfig
 from paceline.text.continuation import only_writer
 from paceline.text.manifest import DatasetManifest, read_dataset
 from paceline.text.prepare import Status, prepare
-from paceline.text.sources import choose_side, split_number
+from paceline.text.split import choose_side, split_number
 from paceline.text.tokenizer import load_tokenizer
 from paceline.text.verify import verify
 from text.test_sources import write_jsonl
@@ -83,7 +83,14 @@ def side_text(config: PrepareConfig, side: str) -> list[str]:
 
 def test_the_shards_hold_every_document_once_in_order(config: PrepareConfig) -> None:
     manifest = prepare(config)
-    sides = {side: [text for text in TEXTS if choose_side(text.encode(), 0.1) == side] for side in ("train", "val")}
+    assert manifest.split
+    assert manifest.split.cut is None
+    share = manifest.split.share
+    sides = {
+        side: [text for text in TEXTS if choose_side(split_number(text.encode()), share) == side]
+        for side in ("train", "val")
+    }
+    assert 0.075 < len("".join(sides["val"]).encode()) / manifest.text_bytes < 0.125
     assert side_text(config, "train") == sides["train"]
     assert side_text(config, "val") == sides["val"]
     assert manifest.complete
@@ -121,7 +128,7 @@ def test_other_tokenizers_give_the_text_back(config: PrepareConfig, tmp_path: Pa
 def test_a_trained_tokenizer_does_not_see_the_validation_text(config: PrepareConfig, tmp_path: Path) -> None:
     """The merges of a text that goes to validation must not be learnt."""
     candidates = (f"{'xyzzy' * 200} {number}" for number in range(1000))
-    secret = next(text for text in candidates if choose_side(text.encode(), 0.1) == "val")
+    secret = next(text for text in candidates if choose_side(split_number(text.encode()), 0.1) == "val")
     path = write_jsonl(tmp_path / "secret.jsonl", [*TEXTS, secret])
     config = replace(config, inputs=(str(path),), tokenizer="bpe-400")
     prepare(config)
@@ -141,7 +148,7 @@ def few_texts(config: PrepareConfig, tmp_path: Path, texts: list[str]) -> Prepar
     folder = tmp_path / "few"
     folder.mkdir()
     for number, text in enumerate(texts):
-        assert choose_side(text.encode(), 0.005) == "train"
+        assert choose_side(split_number(text.encode()), 0.005) == "train"
         (folder / f"{number:02d}.txt").write_bytes(text.encode())
     return replace(config, inputs=(str(folder),), val_share=0.005, shard_tokens=8_000)
 
@@ -190,9 +197,7 @@ def test_files_that_would_change_what_validates_are_refused_half_way(config: Pre
     """Else the result would depend on where the first run stopped."""
     config = few_texts(config, tmp_path, [f"{number} {text}" for number, text in enumerate(TEXTS[:17])])
     unfinished(config, shards=1)
-    candidates = (f"added {number}" for number in range(10_000))
-    added = next(text for text in candidates if choose_side(text.encode(), 0.005) == "val")
-    (tmp_path / "few" / "99.txt").write_text(added)
+    (tmp_path / "few" / "99.txt").write_text("added " * 500_000)
     with pytest.raises(DataError, match=r"the input has changed, other documents.*--overwrite"):
         prepare(config)
 
@@ -201,7 +206,7 @@ def test_files_that_would_change_what_validates_are_refused_half_way(config: Pre
     ("texts", "share", "in_val"),
     [
         (["one", "two"], 0.005, 1),
-        (["one", "two", "three", "four", "five"], 0.005, 2),  # never more than half
+        (["one", "two", "three", "four", "five"], 0.005, 3),  # of 10 bytes 5.5 at most, by the lowest hashes
         (["one"], 0.005, 0),
         (["one", "one", "one"], 0.005, 0),  # equal texts stay together, and training needs one
         (["one", "", ""], 0.005, 0),  # a text without text validates nothing
@@ -390,7 +395,7 @@ def test_a_changed_input_is_refused(config: PrepareConfig, finished: bool, chang
         write_jsonl(folder / "0.jsonl", ["first of all"])
     else:  # fills a shard of validation before the place where the change could be noticed by its hash
         candidates = ("validate " * 1000 + str(number) for number in range(1000))
-        chosen = [text for text in candidates if choose_side(text.encode(), 0.1) == "val"]
+        chosen = [text for text in candidates if choose_side(split_number(text.encode()), 0.1) == "val"]
         write_jsonl(folder / "a.jsonl", [*chosen[:8], *TEXTS[:200]])
     with pytest.raises(DataError, match=r"the input has changed.*--overwrite"):
         prepare(config)
@@ -412,7 +417,9 @@ def test_input_that_grew_after_the_end_is_refused_and_overwrite_begins_again(
 
 
 def test_input_mended_beyond_what_was_consumed_is_welcome(config: PrepareConfig, tmp_path: Path) -> None:
-    """A bad line stops the run; what was written stays, and after mending the line the run goes on from there."""
+    """A bad line stops the run; what was written stays, and after mending the line the run goes on from there. Without
+    validation the input is not looked at beforehand."""
+    config = replace(config, val_share=0.0)
     folder = Path(config.inputs[0])
     (folder / "c.jsonl").write_text('{"text": "half')
     with pytest.raises(DataError, match=r"c\.jsonl, line 1: not JSON"):
@@ -469,7 +476,7 @@ def test_the_advice_to_skip_bad_records_can_be_followed(config: PrepareConfig) -
 
 
 def test_another_text_for_the_tokenizer_is_refused(config: PrepareConfig) -> None:
-    config = replace(config, tokenizer="bpe-280", shard_tokens=20_000)
+    config = replace(config, tokenizer="bpe-280", shard_tokens=20_000, val_share=0.0)
     unfinished(config, shards=1)
     write_jsonl(Path(config.inputs[0]) / "b.jsonl.gz", TEXTS[:100])  # not consumed yet, but trained on
     with pytest.raises(DataError, match="tokenizer was trained on has changed"):

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from data.samples import SAMPLE_TEXTS
 from paceline.core.errors import DataError
-from paceline.text.sources import Piece, Reader, cut_lone_text, cut_text, find_sources, parse_line
+from paceline.text.manifest import ValSplit
+from paceline.text.records import parse_line
+from paceline.text.sources import Piece, Reader, cut_lone_text, cut_text, find_sources
 from paceline.text.tokenizer import train_tokenizer
 from text.test_tokenizer import in_tiktoken
 
@@ -32,7 +34,7 @@ def write_jsonl(path: Path, texts: list[str], field: str = "text") -> Path:
 
 def pieces(*inputs: Path | str, field: str = "text", skip_bad: bool = False) -> list[Piece]:
     sources = find_sources([str(given) for given in inputs], "text")
-    return list(Reader(field, skip_bad=skip_bad).pieces(sources, val_share=0.0))
+    return list(Reader(field, bad="skip-line" if skip_bad else "error").pieces(sources, ValSplit(share=0.0)))
 
 
 def texts(*inputs: Path | str, **options: str | bool) -> list[str]:
@@ -108,7 +110,7 @@ def test_any_line_is_a_text_a_problem_or_blank(line: bytes) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 70, 2**20 - 1, 2**20, 2**20 + 50])  # around the edge of a block
-def test_text_that_is_not_utf8_is_named_by_line_or_skipped(tmp_path: Path, place: int) -> None:
+def test_a_line_that_is_not_utf8_is_named_or_skipped(tmp_path: Path, place: int) -> None:
     content = bytearray((b"x" * 9 + b"\n") * 110_000)
     content[place] = 0xFF
     bad = tmp_path / "bad.txt"
@@ -118,7 +120,10 @@ def test_text_that_is_not_utf8_is_named_by_line_or_skipped(tmp_path: Path, place
     with pytest.raises(DataError, match=f"line {line:,}: byte 0xff is not UTF-8") as caught:
         pieces(tmp_path)
     assert str(bad) in str(caught.value)
-    assert texts(tmp_path, skip_bad=True) == ["good"]
+    *parts, good = pieces(tmp_path, skip_bad=True)
+    assert good.text == b"good"
+    lines = b"".join(piece.text for piece in parts).split(b"\n")
+    assert lines == [b"x" * 9] * (110_000 - 1) + [b""]
 
 
 def test_a_character_cut_off_at_the_end_is_not_utf8(tmp_path: Path) -> None:
@@ -221,14 +226,14 @@ def test_a_lone_text_is_cut_at_a_line_so_that_there_is_validation(tmp_path: Path
     path = tmp_path / f"x.{suffix}"
     path.write_text("".join(f"line {n}\n" for n in range(1000)))
     sources = cut_lone_text(find_sources([str(path)], "text"), val_share=0.1)
-    found = list(Reader("text").pieces(sources, val_share=0.1))
+    found = list(Reader("text").pieces(sources, ValSplit(share=0.1)))
     assert [piece.side for piece in found] == ["train", "val"]
     assert b"".join(piece.text for piece in found) == path.read_bytes()
     assert found[1].text.startswith(b"line ")
     assert 0.09 < len(found[1].text) / path.stat().st_size <= 0.1
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     with pytest.raises(DataError, match="line 1,000"):
-        list(Reader("text").pieces(sources, val_share=0.1))
+        list(Reader("text").pieces(sources, ValSplit(share=0.1)))
 
 
 @pytest.mark.parametrize("end", ["", "\n", " \r\n"])
@@ -237,7 +242,9 @@ def test_a_lone_text_without_a_late_line_break_has_validation_too(tmp_path: Path
     path = tmp_path / "x.txt"
     path.write_bytes((text.rstrip() + end).encode())
     for share in (0.1, 0.1001, 0.1002, 0.1003):  # a cut at any byte of a character
-        found = list(Reader("text").pieces(cut_lone_text(find_sources([str(path)], "text"), share), share))
+        found = list(
+            Reader("text").pieces(cut_lone_text(find_sources([str(path)], "text"), share), ValSplit(share=share))
+        )
         assert [piece.side for piece in found] == ["train", "val"]
         assert b"".join(piece.text for piece in found) == path.read_bytes()
         assert all(piece.text.decode().strip() for piece in found)
@@ -288,4 +295,4 @@ def read_stdin(content: bytes, val_share: float) -> list[Piece]:
     source = find_sources(["-"], "jsonl")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("paceline.text.sources._open", lambda _: io.BytesIO(content))
-        return list(reader.pieces(source, val_share))
+        return list(reader.pieces(source, ValSplit(share=val_share)))

@@ -12,7 +12,7 @@ from paceline.core.errors import DataError
 from paceline.text.config import PrepareConfig
 from paceline.text.manifest import DatasetManifest
 from paceline.text.prepare import prepare
-from paceline.text.sources import parse_stream
+from paceline.text.records import parse_stream
 from text.test_prepare import some_texts
 from text.test_sources import write_jsonl
 

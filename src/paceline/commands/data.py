@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from paceline.text.verify import Verification
 
 BAR_COLUMNS = 40
+LOUD_SHARE = 0.01
+"""Of the text that was lost."""
+FEW_VAL_TOKENS = 50_000
 PREPARE_HELP = """Turn text into shards. Running the same command again continues where it was stopped.
 
 example: paceline data prepare books/ --out data/books --tokenizer bpe-8192"""
@@ -95,6 +98,8 @@ def prepare(argv: Sequence[str]) -> int:
     with show_progress() as on_progress:
         manifest = make_shards(args, on_progress)
     seconds = time.monotonic() - started
+    if manifest.lost_share > LOUD_SHARE:
+        say(lost_much(manifest))
     return answer(to_dict(manifest), lambda: _print_summary(manifest, Path(args.out), seconds), as_json=args.json)
 
 
@@ -190,15 +195,55 @@ def _print_stats(stats: "Stats") -> None:
 def _print_summary(manifest: "DatasetManifest", out: Path, seconds: float) -> None:
     train, val = manifest.side_tokens("train"), manifest.side_tokens("val")
     text, rate = human_bytes(manifest.text_bytes), human_bytes(manifest.text_bytes / max(seconds, 1e-9))
+    of_text = "" if manifest.options.ids_of else f", {text} of text in {human_seconds(seconds)} ({rate}/s)"
     print(
         f"{out}: {manifest.documents:,} documents, {train:,} training and {val:,} validation tokens in "
-        f"{len(manifest.shards)} shards, {text} of text in {human_seconds(seconds)} ({rate}/s)"
+        f"{len(manifest.shards)} shards{of_text}"
     )
-    if manifest.skipped:
-        print(f"left out: {manifest.skipped:,} bad records")
+    for line in remarks(manifest):
+        print(line)
     for side, tokens in (("train", train), ("val", val)):
         if not tokens and (side == "train" or manifest.options.val_share):
             print(f"no document went to {side}, and a run needs both: {_remedy(side, manifest)}")
+
+
+def remarks(manifest: "DatasetManifest") -> Iterator[str]:
+    """What one should know of prepared data, a line each: what was not read, and what is wrong with the validation."""
+    size = human_bytes(manifest.skipped_line_bytes)
+    lost = (
+        (manifest.skipped, f"left out: {_counted(manifest.skipped, 'bad record')}"),
+        (manifest.skipped_lines, f"left out: {_counted(manifest.skipped_lines, 'bad line')} ({size})"),
+        (manifest.replaced_bytes, f"replaced by U+FFFD: {_counted(manifest.replaced_bytes, 'bad byte')}"),
+    )
+    yield from (text for count, text in lost if count)
+    separator, parts = manifest.options.document_separator, len(manifest.sources) + bool(manifest.splits_by.cut)
+    if separator is not None and manifest.documents <= parts:
+        yield f"--document-separator {separator!r}: not found, so a file is one document; another with --overwrite"
+    if manifest.other_files:
+        more = ", …" if manifest.other_files > len(manifest.other_names) else ""
+        yield f"not read: {_counted(manifest.other_files, 'file')} ({', '.join(manifest.other_names)}{more})"
+    train, val = manifest.side_tokens("train"), manifest.side_tokens("val")
+    share = manifest.options.val_share
+    if 0 < train < val:
+        yield f"validation has {val:,} tokens, more than the {train:,} of training; lower --val-share {share}"
+    elif 0 < val < FEW_VAL_TOKENS:
+        yield (
+            f"validation has {val:,} tokens, fewer than {FEW_VAL_TOKENS:,}, so its loss is not precise; a --val-share "
+            f"above {share}, or more text, gives more"
+        )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def lost_much(manifest: "DatasetManifest") -> str:
+    options = manifest.options
+    return (
+        f"WARNING: {manifest.lost_share:.1%} of the input could not be read and is lost; if it is not in "
+        f"{options.encoding}, name its --encoding, and if the text is not in {options.field!r}, its --field, with "
+        f"--overwrite"
+    )
 
 
 def _remedy(side: str, manifest: "DatasetManifest") -> str:

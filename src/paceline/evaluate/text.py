@@ -26,7 +26,8 @@ from paceline.evaluate.score import Progress, Row, rows_of_a_pass, score_pass, s
 from paceline.evaluate.validation import Validation
 from paceline.model.gpt import GPT
 from paceline.model.masks import Windows
-from paceline.text.sources import BLOCK_BYTES, cut_text
+from paceline.text.byte_streams import BLOCK_BYTES
+from paceline.text.sources import cut_text
 from paceline.text.tokenizer import Tokenizer
 
 

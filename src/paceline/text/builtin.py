@@ -25,8 +25,8 @@ import numpy as np
 
 from paceline.core.errors import DataError, PacelineError
 from paceline.core.files import cache_folder, sync_folder, write_json
+from paceline.text.records import is_encodable
 from paceline.text.shard_writer import write_shard
-from paceline.text.sources import is_encodable
 from paceline.text.tokenizer import load_tokenizer, train_tokenizer
 
 RECIPE = 1

@@ -8,6 +8,8 @@ import tyro
 
 from paceline.core.command_line import Positional
 from paceline.core.errors import ConfigError
+from paceline.text.byte_streams import check_encoding
+from paceline.text.separator import compile_separator
 
 GPT2_END_OF_TEXT = 50_256
 
@@ -15,8 +17,9 @@ GPT2_END_OF_TEXT = 50_256
 @dataclass(frozen=True, kw_only=True)
 class PrepareConfig:
     inputs: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="INPUT [INPUT ...]")]]
-    """Files (.txt, .md, .jsonl, .jsonl.gz, .parquet), folders of them, - for standard input, or hf:NAME:CONFIG:SPLIT
-    for a dataset of the Hugging Face hub, as a stream (needs the package datasets)."""
+    """Files (.txt, .md, .jsonl, .json, .csv, these also packed as .gz, .bz2, .xz or .zst; .parquet, .arrow), folders of
+    them, - for standard input, or hf:NAME:CONFIG:SPLIT for a dataset of the Hugging Face hub, as a stream (needs the
+    package datasets). With --ids-of, files of token ids."""
     out: str
     """Folder for the shards, the tokenizer and dataset.json."""
     name: str = "data"
@@ -24,16 +27,27 @@ class PrepareConfig:
     tokenizer: str = "gpt2"
     """`gpt2`, `bytes`, `bpe-N` (trained on the start of the training text), or a folder that carries a tokenizer."""
     field: str = "text"
-    """Field or column that holds the text, in .jsonl and .parquet."""
+    """Field or column that holds the text, in .jsonl, .json, .csv, .parquet and .arrow."""
+    document_separator: str | None = None
+    """What parts the documents inside a .txt or .md: a string (`<|endoftext|>`; one of punctuation alone, as `%%`, only
+    where it is a line of its own), `blank-lines`, or `re:EXPRESSION`. None: a file is one document."""
+    ids_of: str | None = None
+    """The inputs are token ids, .npy or .bin as nanoGPT and llm.c write them, of this tokenizer: `gpt2`, `bytes` or a
+    folder that carries it."""
     shard_tokens: int = 100_000_000
     """Tokens of a shard. Documents may straddle shards; the last one is shorter."""
     val_share: float = 0.005
-    """Share of the documents that goes to validation, chosen by a hash of their text; of few documents more than that,
-    so that there is validation at all. A single .txt or .md is cut in two."""
+    """Share of the text, in bytes, that goes to validation: documents chosen by a hash of their text, and the end of
+    one where whole ones do not fit. At least 4 KiB, at most half. A single .txt or .md is cut in two."""
     stdin_format: Literal["text", "jsonl"] = "text"
     """Standard input is one document, or one JSON object a line."""
+    on_bad_text: Literal["error", "replace", "skip-line"] = "error"
+    """Text that cannot be read: stop, replace each run of bad bytes by U+FFFD, or leave out the line or record. What is
+    lost is counted."""
     skip_bad: bool = False
-    """Leave out records that cannot be read, and count them, instead of stopping at the first."""
+    """The same as --on-bad-text skip-line."""
+    encoding: str = "utf-8"
+    """Of text, JSON and CSV, as Python calls it: utf-8, utf-16, cp1252."""
     workers: int | None = None
     """Processes that tokenize; None: one for each core. The result does not depend on it."""
     overwrite: bool = False
@@ -46,6 +60,15 @@ class PrepareConfig:
             raise ConfigError(f"--shard-tokens {self.shard_tokens} is outside 1 to 2^31 - 1, what a shard can count")
         if not 0 <= self.val_share < 1:
             raise ConfigError(f"--val-share {self.val_share} is outside [0, 1); 0.005 is one document in 200")
+        if self.skip_bad and self.on_bad_text == "replace":
+            raise ConfigError("--skip-bad leaves bad text out, --on-bad-text replace keeps it; give one of them")
+        if self.ids_of is not None and (self.tokenizer not in ("gpt2", self.ids_of) or self.ids_of.startswith("bpe-")):
+            raise ConfigError(
+                f"--ids-of {self.ids_of}: names the tokenizer by itself, gpt2, bytes or a folder; leave out --tokenizer"
+            )
+        if self.document_separator is not None:
+            compile_separator(self.document_separator)
+        check_encoding(self.encoding)
         if self.workers is not None and self.workers < 1:
             raise ConfigError(f"--workers {self.workers} must be at least 1")
         if not self.name or not all(letter.isalnum() or letter in "._-" for letter in self.name):

@@ -9,7 +9,6 @@ shard is finished there is nothing to agree with, and it begins anew with whatev
 import contextlib
 import dataclasses
 import hashlib
-import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -17,9 +16,20 @@ from paceline.core import lock
 from paceline.core.errors import ConfigError, DataError, PacelineError
 from paceline.core.files import blake2b_of
 from paceline.core.schema import changes
+from paceline.text.byte_streams import check_encoding
 from paceline.text.config import PrepareConfig
-from paceline.text.manifest import FILE_NAME, DatasetManifest, Options, TokenizerEntry, read_dataset, write_dataset
-from paceline.text.sources import Piece, Reader, Source, split_number
+from paceline.text.manifest import (
+    FILE_NAME,
+    DatasetManifest,
+    Options,
+    TokenizerEntry,
+    ValSplit,
+    read_dataset,
+    write_dataset,
+)
+from paceline.text.separator import compile_separator
+from paceline.text.sources import BadText, Reader, Source
+from paceline.text.split import plan_split
 from paceline.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from paceline.text.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
@@ -27,8 +37,6 @@ FOREIGN = (TOKENIZER_FILE, "config.json", "card.json")
 """What the folder of a run or of an exported model holds."""
 TRAINING_BYTES = 64 << 20
 """Text that a tokenizer is trained on, from the start of the training side; more changes few merges."""
-LEAST_VAL_BYTES = 4096
-"""Text that makes a few sequences of 256 tokens, for validation that the hashes left without a document."""
 
 
 def begin(folder: Path, config: PrepareConfig, sources: list[Source]) -> DatasetManifest:
@@ -49,8 +57,8 @@ def begin(folder: Path, config: PrepareConfig, sources: list[Source]) -> Dataset
             f"{strangers[0]}: there already, and no {FILE_NAME} accounts for it; use another --out or --name, or "
             f"--overwrite to delete it"
         )
-    raised = _raised_share(config, sources)
-    tokenizer, training_text = _make_tokenizer(config, sources, config.val_share if raised is None else raised)
+    split = _plan(config, sources)
+    tokenizer, training_text = _make_tokenizer(config, sources, split)
     entry = TokenizerEntry(
         name=tokenizer.name,
         fingerprint=tokenizer.fingerprint,
@@ -58,7 +66,7 @@ def begin(folder: Path, config: PrepareConfig, sources: list[Source]) -> Dataset
         end_of_text=tokenizer.end_of_text,
         training_text=training_text,
     )
-    manifest = DatasetManifest(options=_options(config), tokenizer=entry, raised_val_share=raised)
+    manifest = DatasetManifest(options=_options(config), tokenizer=entry, split=split)
     write_dataset(folder, manifest)  # first: a tokenizer without it would look like another's
     tokenizer.save(folder)
     return manifest
@@ -77,7 +85,10 @@ def _refuse_foreign(folder: Path) -> None:
 
 def _check_continuation(folder: Path, found: DatasetManifest, config: PrepareConfig, sources: list[Source]) -> None:
     """Refuse to continue with other options, a damaged shard, or another text for the tokenizer."""
-    if changed := changes(found.options, _options(config)):
+    before = found.options
+    if before.skip_bad:  # said by an older version, too, which had no --on-bad-text
+        before = dataclasses.replace(before, on_bad_text="skip-line")
+    if changed := changes(before, _options(config)):
         first = changed[0]
         raise ConfigError(
             f"--{first.field.replace('_', '-')} {first.after}: {folder / FILE_NAME} was begun with {first.before}; "
@@ -89,10 +100,10 @@ def _check_continuation(folder: Path, found: DatasetManifest, config: PrepareCon
             raise DataError(f"{path}: missing or damaged since it was written; begin again with --overwrite")
     if load_tokenizer(folder, found.tokenizer.name).fingerprint != found.tokenizer.fingerprint:
         raise DataError(f"{folder}: its shards were made with another tokenizer; begin again with --overwrite")
-    if not found.complete and _raised_share(config, sources) != found.raised_val_share:
+    if found.split and not found.complete and _plan(config, sources) != found.split:
         raise input_changed(folder, "other documents would go to validation")
     expected = found.tokenizer.training_text
-    if expected and _hash_of(_training_text(config, sources, found.val_share)) != expected:
+    if expected and _hash_of(_training_text(config, sources, found.splits_by, reader_of(config, found))) != expected:
         raise DataError(
             f"{folder / FILE_NAME}: the text that its tokenizer was trained on has changed; give the old input, "
             f"another --out, or begin again with --overwrite"
@@ -106,44 +117,39 @@ def input_changed(folder: Path, how: str) -> DataError:
     )
 
 
-def _raised_share(config: PrepareConfig, sources: list[Source]) -> float | None:
-    """The share that gives validation some of few documents; None where `val_share` gives it one, where none was asked
-    for, and where the input cannot be looked at beforehand. Reads ahead as far as the first document of validation."""
+def reader_of(config: PrepareConfig, manifest: DatasetManifest | None = None) -> Reader:
+    """A reader as the options say, by the rules of the version that began `manifest`."""
+    options = _options(config)
+    bad: BadText = config.on_bad_text
+    if options.skip_bad:
+        bad = "skip-file" if manifest and manifest.split is None else "skip-line"
+    separator = config.document_separator
+    return Reader(
+        config.field,
+        bad=bad,
+        encoding=options.encoding,
+        separator=None if separator is None else compile_separator(separator),
+        tokenizer=manifest.tokenizer if manifest and config.ids_of else None,
+    )
+
+
+def _plan(config: PrepareConfig, sources: list[Source]) -> ValSplit:
+    """The hash alone decides where the input cannot be looked at beforehand; some of it is then read twice."""
     if config.val_share == 0 or any(source.only_once or source.side for source in sources):
-        return None
-    return share_for_validation(Reader(config.field, skip_bad=config.skip_bad).pieces(sources, config.val_share))
+        return ValSplit(share=config.val_share)
+    return plan_split(reader_of(config).documents(sources), config.val_share)
 
 
-def share_for_validation(pieces: Iterable[Piece]) -> float | None:
-    """None if a piece is of validation. Else the share that takes the documents of the lowest numbers, as many as have
-    4 KiB of text but at most half of those with any: still by the hash alone, so that equal texts stay together and
-    the order of files means nothing. None for a single text."""
-    sizes: dict[int, int] = {}
-    number = 0
-    for piece in pieces:
-        if piece.side == "val":
-            return None
-        number = split_number(piece.text) if piece.opens else number
-        sizes[number] = sizes.get(number, 0) + len(piece.text)
-    chosen, size = None, 0
-    numbers = sorted(number for number in sizes if sizes[number])
-    for chosen in numbers[: len(numbers) // 2]:
-        size += sizes[chosen]
-        if size >= LEAST_VAL_BYTES:
-            break
-    return None if chosen is None else math.nextafter(chosen / 2**64, 1.0)  # above it, however it was rounded
-
-
-def _make_tokenizer(config: PrepareConfig, sources: list[Source], val_share: float) -> tuple[Tokenizer, str | None]:
+def _make_tokenizer(config: PrepareConfig, sources: list[Source], split: ValSplit) -> tuple[Tokenizer, str | None]:
     """The tokenizer, and the hash of the text it was trained on, if it was."""
     if not config.tokenizer.startswith("bpe-"):
         named = config.tokenizer in ("gpt2", "bytes")
         return load_tokenizer(None if named else config.tokenizer, config.tokenizer), None
-    texts = _training_text(config, sources, val_share)
+    texts = _training_text(config, sources, split, reader_of(config))
     return train_tokenizer(config.tokenizer, (text.decode() for text in texts)), _hash_of(texts)
 
 
-def _training_text(config: PrepareConfig, sources: list[Source], val_share: float) -> list[bytes]:
+def _training_text(config: PrepareConfig, sources: list[Source], split: ValSplit, reader: Reader) -> list[bytes]:
     if any(source.only_once for source in sources):
         raise ConfigError(
             f"--tokenizer {config.tokenizer} is trained on the text first, but standard input can be read only once; "
@@ -151,7 +157,7 @@ def _training_text(config: PrepareConfig, sources: list[Source], val_share: floa
         )
     texts: list[bytes] = []
     size = 0
-    for piece in Reader(config.field, skip_bad=config.skip_bad).pieces(sources, val_share):
+    for piece in reader.pieces(sources, split):
         if size >= TRAINING_BYTES:
             break
         if piece.side == "train":
@@ -170,7 +176,11 @@ def _hash_of(texts: Iterable[bytes]) -> str:
 
 def _options(config: PrepareConfig) -> Options:
     names = [field.name for field in dataclasses.fields(Options)]
-    return Options(**{name: getattr(config, name) for name in names})
+    said = Options(**{name: getattr(config, name) for name in names})
+    bad = "skip-line" if config.skip_bad else config.on_bad_text
+    return dataclasses.replace(
+        said, skip_bad=bad == "skip-line", on_bad_text=bad, encoding=check_encoding(config.encoding)
+    )
 
 
 def _shard_files(folder: Path, name: str) -> list[Path]:

@@ -22,7 +22,8 @@ import numpy as np
 
 from paceline.core.errors import PacelineError
 from paceline.data.shards import TOKEN_DTYPE
-from paceline.text.sources import Piece, Side
+from paceline.text.sources import Piece
+from paceline.text.split import Side
 from paceline.text.tokenizer import Tokenizer, load_tokenizer
 
 CHUNKS_IN_FLIGHT_PER_WORKER = 3
@@ -47,7 +48,8 @@ def encode_pieces(tokenizer: Tokenizer, pieces: list[Piece]) -> Encoded:
     for piece in pieces:
         if piece.opens:
             parts[piece.side].append(opening)
-        parts[piece.side].append(tokenizer.encode_array(piece.text.decode()))
+        ids = np.frombuffer(piece.text, TOKEN_DTYPE) if piece.is_ids else tokenizer.encode_array(piece.text.decode())
+        parts[piece.side].append(ids)
     return {side: np.concatenate(found) if found else opening[:0] for side, found in parts.items()}
 
 

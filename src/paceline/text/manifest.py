@@ -26,6 +26,23 @@ class Options:
     val_share: float
     stdin_format: str
     skip_bad: bool
+    on_bad_text: str = "error"
+    encoding: str = "utf-8"
+    document_separator: str | None = None
+    ids_of: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValSplit:
+    """Which documents validate."""
+
+    share: float
+    """Those whose hash, as a fraction of 2^64, is below."""
+    cut: str | None = None
+    """Hash of the one document whose end does, in hex digits."""
+    cut_at: int = 0
+    """Bytes of it that stay in training, up to the end of a line or word."""
+    cut_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +96,11 @@ class DatasetManifest:
     complete: bool = False
     options: Options
     tokenizer: TokenizerEntry
+    split: ValSplit | None = None
+    """None: of a version that split by the number of documents, dropped a whole file for a bad byte and read fewer
+    kinds of files; such a preparation continues by those rules."""
     raised_val_share: float | None = None
-    """Share that the documents are split by where `options.val_share` would leave none to validation."""
+    """Of such a version: what the documents are split by where `options.val_share` left none to validation."""
     shards: tuple[ShardEntry, ...] = ()
     progress: Progress = Progress()
     sources: tuple[SourceEntry, ...] = ()
@@ -88,11 +108,26 @@ class DatasetManifest:
     """Bytes of text, without the end-of-text tokens; this and `skipped` are known when complete."""
     skipped: int = 0
     """Bad records left out."""
+    skipped_lines: int = 0
+    """Bad lines of text files left out."""
+    skipped_line_bytes: int = 0
+    replaced_bytes: int = 0
+    """Bad bytes that were replaced by U+FFFD."""
+    other_files: int = 0
+    """Files of the input folders that were not read, `other_names` the first of them."""
+    other_names: tuple[str, ...] = ()
 
     @property
-    def val_share(self) -> float:
-        """What the documents are split by."""
-        return self.options.val_share if self.raised_val_share is None else self.raised_val_share
+    def splits_by(self) -> ValSplit:
+        raised = self.options.val_share if self.raised_val_share is None else self.raised_val_share
+        return self.split or ValSplit(share=raised)
+
+    @property
+    def lost_share(self) -> float:
+        """Part of the text that was left out or replaced: of its bytes or, where that is more, of its records."""
+        lost_bytes = self.skipped_line_bytes + self.replaced_bytes
+        of_bytes = lost_bytes / max(1, self.text_bytes + self.skipped_line_bytes)
+        return max(of_bytes, self.skipped / max(1, self.documents + self.skipped))
 
     @property
     def tokens(self) -> int:

@@ -20,15 +20,25 @@ from paceline.core.environment import usable_cores
 from paceline.core.errors import DataError
 from paceline.core.units import human_count
 from paceline.text.config import PrepareConfig
-from paceline.text.continuation import begin, input_changed, only_writer
+from paceline.text.continuation import begin, input_changed, only_writer, reader_of
 from paceline.text.encode import Chunk, encode_in_order
-from paceline.text.manifest import DatasetManifest, Position, Progress, ShardEntry, SourceEntry, write_dataset
+from paceline.text.manifest import (
+    DatasetManifest,
+    Position,
+    Progress,
+    ShardEntry,
+    SourceEntry,
+    read_dataset,
+    write_dataset,
+)
 from paceline.text.shard_writer import write_shard
-from paceline.text.sources import Piece, Reader, Side, Source, cut_lone_text, find_sources
+from paceline.text.sources import Piece, Reader, Source, cut_ids, cut_lone_text, files_left_aside, find_sources
+from paceline.text.split import Side
 
 CHUNK_BYTES = 1 << 20
 SMALL_INPUT_BYTES = 8 << 20
 """Below this, starting processes (0.5 s) costs more than they save."""
+OTHERS_NAMED = 10
 FIRST_NUMBER: dict[Side, int] = {"train": 1, "val": 0}
 
 
@@ -48,14 +58,26 @@ class Status:
 
 def prepare(config: PrepareConfig, on_progress: Callable[[Status], None] = lambda _: None) -> DatasetManifest:
     """Carry out `config` and return the finished manifest. Calling it again continues, or finds all done."""
-    sources = cut_lone_text(find_sources(config.inputs, config.stdin_format), config.val_share)
+    config = config if config.ids_of is None else replace(config, tokenizer=config.ids_of)
     folder = Path(config.out)
+    sources = _find(config, folder)
     with only_writer(folder):
         manifest = begin(folder, config, sources)
-        reader = Reader(config.field, skip_bad=config.skip_bad)
+        reader = reader_of(config, manifest)
         run = _Run(folder, manifest, sources, reader, on_progress)
-        run.consume(read_chunks(reader.pieces(sources, manifest.val_share)), _workers(config, sources))
-        return run.finish()
+        run.consume(read_chunks(reader.pieces(sources, manifest.splits_by)), _workers(config, sources))
+        return run.finish(files_left_aside(config.inputs, sources))
+
+
+def _find(config: PrepareConfig, folder: Path) -> list[Source]:
+    """The input. Of a preparation that an older version began, what that version read."""
+    begun = None if config.overwrite else read_dataset(folder)
+    is_old = begun is not None and begun.shards != () and begun.split is None
+    sources = find_sources(config.inputs, config.stdin_format, ids=config.ids_of is not None, old=is_old)
+    if config.ids_of is not None:
+        return cut_ids(sources, config.val_share)
+    as_it_is = config.encoding == "utf-8" and config.on_bad_text != "replace" and config.document_separator is None
+    return cut_lone_text(sources, config.val_share) if as_it_is else sources
 
 
 def read_chunks(pieces: Iterable[Piece]) -> Iterator[Chunk]:
@@ -125,7 +147,7 @@ class _Run:
 
     def _admit(self, chunk: Chunk) -> Chunk:
         """Check the input against the run that we continue, and keep the pieces that no finished shard holds."""
-        self.text_bytes += sum(len(piece.text) for piece in chunk.pieces)
+        self.text_bytes += sum(len(piece.text) for piece in chunk.pieces if not piece.is_ids)
         self.chunks_read, self.digest = chunk.number + 1, chunk.digest
         if self.chunks_read == self.before.chunks and chunk.digest != self.before.digest:
             raise input_changed(self.folder, "its text is not the one that these shards were made from")
@@ -158,15 +180,18 @@ class _Run:
         tokens = self.manifest.tokens + sum(side.waiting for side in self.sides)
         self.on_progress(Status(self.reader.bytes_read, total, tokens, len(self.manifest.shards)))
 
-    def finish(self) -> DatasetManifest:
-        """Write each side's last, shorter shard, and the manifest that closes the dataset."""
+    def finish(self, others: list[str]) -> DatasetManifest:
+        """Write each side's last, shorter shard, and the manifest that closes the dataset. `others`: files beside the
+        input that were not read."""
         if self.chunks_read < self.before.chunks:
             raise input_changed(self.folder, "it has become shorter")
         if self.manifest.complete:
             return self.manifest
+        lost = self.reader.lost
         last = [self._write(side, side.waiting) for side in self.sides if side.waiting]
         if not self.manifest.shards and not last:
-            raise DataError(f"{self.sources[0].place}: no documents there; nothing to write")
+            left_out = f", and bad ones were left out ({lost.first})" if lost.first else ""
+            raise DataError(f"{self.sources[0].place}: no documents there{left_out}; nothing to write")
         done = Position(chunk=self.chunks_read)
         self.manifest = replace(
             self.manifest,
@@ -175,12 +200,19 @@ class _Run:
             progress=Progress(chunks=self.chunks_read, digest=self.digest, train=done, val=done),
             sources=tuple(SourceEntry(name=source.name, bytes=source.bytes) for source in self.sources),
             text_bytes=self.text_bytes,
-            skipped=self.reader.skipped,
+            skipped=lost.records,
+            skipped_lines=lost.lines,
+            skipped_line_bytes=lost.line_bytes,
+            replaced_bytes=lost.replaced_bytes,
+            other_files=len(others),
+            other_names=tuple(others[:OTHERS_NAMED]),
         )
         write_dataset(self.folder, self.manifest)
         return self.manifest
 
 
 def _workers(config: PrepareConfig, sources: list[Source]) -> int:
+    if config.ids_of is not None:  # nothing to encode
+        return 1
     small = all(source.path for source in sources) and sum(source.bytes for source in sources) < SMALL_INPUT_BYTES
     return config.workers or (1 if small else usable_cores())

@@ -1,34 +1,70 @@
 """Input files to documents, and documents to pieces of bounded size.
 
-A .txt or .md file is one document, a line of .jsonl and a row of .parquet or of the hub's datasets is one; text is
-taken byte for byte. Everything is read as a stream, so a document may be larger than memory. A long document is cut
-only where every tokenizer here starts a new word whatever surrounds it, so that pieces can be encoded apart and joined.
-Rows of the hub are not kept on the disk, so a preparation that is continued reads those before its stopping place
-again; for all of a large dataset `data download` is the better way.
+A .txt or .md file is one document unless a separator is given, a line of .jsonl and a row of .csv, .parquet, .arrow or
+of the hub's datasets is one; text is taken byte for byte. Everything is read as a stream, so a document may be larger
+than memory. A long document is cut only where every tokenizer here starts a new word whatever surrounds it, so that
+pieces can be encoded apart and joined. Rows of the hub are not kept on the disk, so a preparation that is continued
+reads those before its stopping place again; for all of a large dataset `data download` is the better way.
 """
 
 import codecs
-import gzip
-import hashlib
 import itertools
-import json
 import re
 import sys
-import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
+
+import numpy as np
 
 from paceline.core.errors import DataError
-from paceline.text.long_lines import spool_text
+from paceline.text import token_files
+from paceline.text.byte_streams import (
+    BAD_BYTES,
+    BLOCK_BYTES,
+    PACKINGS,
+    REPLACEMENT,
+    as_utf8,
+    blocks_of,
+    read_errors,
+    unpacked,
+)
+from paceline.text.long_lines import records, spool_text
+from paceline.text.manifest import FILE_NAME, TokenizerEntry, ValSplit
+from paceline.text.records import (
+    FIELD_CURE,
+    HUB_PREFIX,
+    LongTextOrProblem,
+    TextOrProblem,
+    arrow_batches,
+    bad_byte,
+    checked_text,
+    csv_rows,
+    hub_rows,
+    not_utf8,
+    parquet_batches,
+    parse_line,
+    parse_stream,
+)
+from paceline.text.separator import split_documents
+from paceline.text.split import Side, Sides, cut_in_line, split_number
+from paceline.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 
 STANDARD_INPUT = "-"
-HUB_PREFIX = "hf:"
-KINDS = {".txt": "txt", ".md": "txt", ".jsonl": "jsonl", ".jsonl.gz": "jsonl.gz", ".parquet": "parquet"}
-BLOCK_BYTES = 1 << 20
+KINDS = {
+    ".txt": "txt", ".md": "txt", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv",
+    ".parquet": "parquet", ".arrow": "arrow",
+}  # fmt: skip
+UNPACKABLE = ("parquet", "arrow")
+"""Kinds that are read with random access, so that they cannot be packed."""
+TABLES = ("csv", "json")
+"""Beside texts of another kind these often describe them; in a folder they are read only where there is no other."""
+OLD_SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".parquet")
+"""What folders were searched for before `DatasetManifest.split`."""
 PIECE_CHARS = 1 << 20
 LONGEST_PIECE_CHARS = 2 * PIECE_CHARS
 """A text without a place to cut it is cut here all the same: a tokenizer needs 130 bytes for a character of a word."""
@@ -37,13 +73,9 @@ LONG_LINE_BYTES = 4 << 20
 SAFE_CUT = re.compile(r"\S(?= \S)|\S\n(?=\S)")
 """GPT-2's word rule starts a word at a lone space before text, and after a lone line break; the cut is the match's end.
 What Python calls white space includes all that the tokenizers' regular expressions do."""
-PARQUET_ROWS = 1024
 
-Side = Literal["train", "val"]
-TextOrProblem = tuple[str | None, str | None]
-"""The text of a record, or what is wrong with it; neither of a blank line."""
-LongTextOrProblem = tuple[IO[str] | None, str | None]
-"""The same where the text is a file."""
+BadText = Literal["error", "replace", "skip-line", "skip-file"]
+"""What happens to text that cannot be read; `skip-file` is what --skip-bad meant to a .txt in older versions."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +90,10 @@ class Source:
     first_line: int = 1
     side: Side | None = None
     """Where its documents go; None: each by its hash."""
+    packing: str = ""
+    """One of byte_streams.PACKINGS, or none."""
+    dtype: str = ""
+    """Of token ids, kind `ids`, which lie from `start` on."""
 
     @property
     def only_once(self) -> bool:
@@ -76,10 +112,13 @@ class Piece:
     text: bytes
     opens: bool
     side: Side
+    is_ids: bool = False
+    """Token ids, uint16, with the end-of-text tokens of all documents but the first."""
 
 
-def find_sources(inputs: Sequence[str], stdin_format: str) -> list[Source]:
-    """Every file the inputs name, folders searched in sorted order."""
+def find_sources(inputs: Sequence[str], stdin_format: str, *, ids: bool = False, old: bool = False) -> list[Source]:
+    """Every file the inputs name, folders searched in sorted order. `ids`: files of token ids, else text. `old`: the
+    kinds that older versions read."""
     sources: list[Source] = []
     for given in inputs:
         if given == STANDARD_INPUT:
@@ -89,40 +128,92 @@ def find_sources(inputs: Sequence[str], stdin_format: str) -> list[Source]:
             parse_stream(given)
             sources.append(Source(path=None, name=given, kind="hf", bytes=0))
         elif Path(given).is_dir():
-            sources += _search_folder(Path(given))
+            sources += _search_folder(Path(given), ids=ids, old=old)
         else:
-            sources.append(_file_source(Path(given), Path(given).name))
+            sources.append(_file_source(Path(given), Path(given).name, ids=ids))
+    if ids and any(source.kind != "ids" for source in sources):
+        raise DataError("--ids-of: standard input and datasets of the hub are text; name .bin or .npy files")
     return sources
 
 
-def _search_folder(folder: Path) -> list[Source]:
-    paths = [path for path in folder.rglob("*") if path.is_file() and _kind_of(path)]
-    found = [_file_source(path, path.relative_to(folder).as_posix()) for path in paths]
-    if not found:
-        raise DataError(f"{folder}: no {', '.join(KINDS)} files there; name the folder that holds the text")
+def _search_folder(folder: Path, *, ids: bool, old: bool) -> list[Source]:
+    paths = _files_of(folder)
+    if ids:
+        chosen = [path for path in paths if path.suffix in token_files.SUFFIXES]
+    elif old:
+        chosen = [path for path in paths if path.name.endswith(OLD_SUFFIXES)]
+    else:
+        known = [path for path in paths if kind_of(path)]
+        chosen = [path for path in known if (kind_of(path) or "")[0] not in TABLES] or known
+    if not chosen:
+        hints = (how for path in paths if not ids and (how := token_files.how_to_convert(path, named=folder)))
+        wanted = token_files.SUFFIXES if ids else KINDS
+        how = next(hints, "name the folder that holds it")
+        if (folder / FILE_NAME).exists():
+            how = f"it holds prepared data, to train on with --data.dir {folder}"
+        raise DataError(f"{folder}: no {', '.join(wanted)} files there; {how}")
+    found = [_file_source(path, path.relative_to(folder).as_posix(), ids=ids) for path in chosen]
     return sorted(found, key=lambda source: source.name)
 
 
-def _file_source(path: Path, name: str) -> Source:
+def _files_of(folder: Path) -> list[Path]:
+    """Every file below the folder, but for what `data prepare` wrote."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    manifests = {path.parent for path in paths if path.name == FILE_NAME}
+    written = manifests & {path.parent for path in paths if path.name == TOKENIZER_FILE}
+    return [path for path in paths if path.parent not in written or path.suffix not in (".bin", ".json")]
+
+
+def files_left_aside(inputs: Sequence[str], sources: list[Source]) -> list[str]:
+    """Names of files in the input folders that are not among the sources. Hidden ones do not count."""
+    read = {source.path for source in sources}
+    folders = [Path(given) for given in inputs if Path(given).is_dir()]
+    others = (path.relative_to(folder) for folder in folders for path in _files_of(folder) if path not in read)
+    return sorted(path.as_posix() for path in others if not any(part.startswith(".") for part in path.parts))
+
+
+def _file_source(path: Path, name: str, *, ids: bool) -> Source:
     if not path.exists():
         raise DataError(f"{path}: does not exist; name a file, a folder, or - for standard input")
-    kind = _kind_of(path)
-    if kind is None:
-        raise DataError(f"{path}: not a kind of file that can be read; use {', '.join(KINDS)}")
+    found = kind_of(path)
+    if ids and path.suffix in token_files.SUFFIXES:
+        layout = token_files.layout_of(path)
+        side: Side = "val" if token_files.is_validation(name) else "train"
+        return Source(path=path, name=name, kind="ids", side=side, **vars(layout))
+    if found is None or ids:
+        how = "" if ids else token_files.how_to_convert(path, named=path)
+        wanted = ", ".join(token_files.SUFFIXES if ids else (*KINDS, f"or these packed ({' '.join(PACKINGS)})"))
+        raise DataError(f"{path}: {how or f'not a kind of file that can be read; use {wanted}'}")
     try:
-        return Source(path=path, name=name, kind=kind, bytes=path.stat().st_size)
+        return Source(path=path, name=name, kind=found[0], packing=found[1], bytes=path.stat().st_size)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); check the path") from None
 
 
-def _kind_of(path: Path) -> str | None:
-    return next((kind for suffix, kind in KINDS.items() if path.name.endswith(suffix)), None)
+def kind_of(path: Path) -> tuple[str, str] | None:
+    """The kind of a text file, and how it is packed."""
+    name = path.name.lower()
+    packing = next((suffix for suffix in PACKINGS if name.endswith(suffix)), "")
+    kind = next((kind for suffix, kind in KINDS.items() if name.removesuffix(packing).endswith(suffix)), None)
+    return None if kind is None or (packing and kind in UNPACKABLE) else (kind, packing)
+
+
+def cut_ids(sources: list[Source], val_share: float) -> list[Source]:
+    """If no file of ids is called one of validation, the end of the last becomes it, at most half."""
+    if val_share == 0 or any(source.side == "val" for source in sources):
+        return sources
+    last = sources[-1]
+    width, total = np.dtype(last.dtype).itemsize, sum(s.bytes // np.dtype(s.dtype).itemsize for s in sources)
+    size = min(int(total * val_share), last.bytes // width // 2) * width
+    cut = last.bytes - size
+    train, val = replace(last, bytes=cut), replace(last, start=last.start + cut, bytes=size, side="val")
+    return [*sources[:-1], train, *([val] if size else [])]
 
 
 def cut_lone_text(sources: list[Source], val_share: float) -> list[Source]:
     """If a single .txt or .md is all there is, its end becomes the validation document, else nothing would. It is cut
-    after a line or, in the last line, where `_cut_in_line` finds a place."""
-    if len(sources) != 1 or sources[0].kind != "txt" or sources[0].path is None or val_share == 0:
+    after a line or, in the last line, where `cut_in_line` finds a place."""
+    if len(sources) != 1 or sources[0].kind != "txt" or not _is_plain(sources[0]) or val_share == 0:
         return sources
     whole = sources[0]
     with _open(whole) as file:
@@ -130,113 +221,222 @@ def cut_lone_text(sources: list[Source], val_share: float) -> list[Source]:
         line = file.readline()
         cut = file.tell()
         if cut == whole.bytes and start > 0:
-            cut = start + _cut_in_line(line)
+            cut = start + cut_in_line(line)
         file.seek(0)
-        lines = sum(block.count(b"\n") for block in _blocks(file, cut))
+        lines = sum(block.count(b"\n") for block in blocks_of(file, cut))
     train = replace(whole, bytes=cut, side="train")
     val = replace(whole, bytes=whole.bytes - cut, start=cut, first_line=lines + 1, side="val")
     return [train, val] if cut < whole.bytes else [train]
 
 
-def _cut_in_line(line: bytes) -> int:
-    """A place in the line to cut it: after a space, else before a character; its length where only blanks would follow.
-    The line may begin inside a character."""
-    text = line.rstrip()
-    characters = (place for place, byte in enumerate(text) if byte & 0xC0 != 0x80)  # not a later byte of one
-    return text.find(b" ") + 1 or next(characters, len(line))
+def _is_plain(source: Source) -> bool:
+    """Its size is that of its text."""
+    return source.path is not None and not source.packing
 
 
-def _blocks(file: IO[bytes], length: int) -> Iterator[bytes]:
-    """The next `length` bytes of the file, a block at a time."""
-    while block := file.read(min(BLOCK_BYTES, length)):
-        length -= len(block)
-        yield block
+@dataclass
+class Losses:
+    """Text that was left out or changed."""
+
+    records: int = 0
+    lines: int = 0
+    line_bytes: int = 0
+    replaced_bytes: int = 0
+    first: str = ""
+    """Where the first was, and what was wrong."""
 
 
 class Reader:
-    """Reads sources, stops at a bad record or counts it, and knows how far it has come."""
+    """Reads sources, stops at bad text, or leaves it out and counts it, and knows how far it has come."""
 
-    def __init__(self, field: str, *, skip_bad: bool = False) -> None:
-        self.field, self.skip_bad = field, skip_bad
-        self.skipped = 0
+    def __init__(
+        self,
+        field: str,
+        *,
+        bad: BadText = "error",
+        encoding: str = "utf-8",
+        separator: re.Pattern[str] | None = None,
+        tokenizer: TokenizerEntry | None = None,
+    ) -> None:
+        """`tokenizer`: of token ids, if those are the input."""
+        self.field, self.bad, self.encoding, self.separator, self.tokenizer = field, bad, encoding, separator, tokenizer
+        self.lost = Losses()
         self.bytes_read = 0  # of the input files, for the progress bar
 
-    def pieces(self, sources: Iterable[Source], val_share: float) -> Iterator[Piece]:
+    def pieces(self, sources: Iterable[Source], split: ValSplit) -> Generator[Piece]:
         """Every document as pieces; its side is chosen by the hash of the first."""
+        if self.tokenizer is not None:
+            yield from self._id_pieces(list(sources), self.tokenizer)
+            return
         for source in sources:
-            before = self.bytes_read
-            try:
+            with self._reading(source):
+                keep_blank = source.kind != "txt" or (self.separator is None and self.bad != "skip-line")
                 for blocks in self._documents(source):
-                    yield from _pieces_of(blocks, source.side, val_share)
-            except (OSError, EOFError, zlib.error) as error:
-                raise DataError(f"{source.place}: cannot be read to its end ({error}); fetch it again") from None
-            self.bytes_read = before + source.bytes
+                    yield from self._pieces_of(blocks, Sides(split, source.side), keep_blank=keep_blank)
+
+    def documents(self, sources: Sequence[Source]) -> Iterator[tuple[int, int]]:
+        """Number and bytes of each document, those that need not be read for it first."""
+        split = ValSplit(share=0.0)
+        for source in filter(self._size_is_known, sources):
+            with closing(self.pieces([source], split)) as pieces:
+                if first := next(pieces, None):
+                    yield split_number(first.text), source.bytes
+        number = size = 0
+        for piece in self.pieces(itertools.filterfalse(self._size_is_known, sources), split):
+            if piece.opens:
+                yield number, size
+                number, size = split_number(piece.text), 0
+            size += len(piece.text)
+        yield number, size
+
+    def _size_is_known(self, source: Source) -> bool:
+        unchanged = self.bad == "error" and self.encoding == "utf-8" and self.separator is None
+        return unchanged and source.kind == "txt" and _is_plain(source)
+
+    @contextmanager
+    def _reading(self, source: Source) -> Iterator[None]:
+        before = self.bytes_read
+        try:
+            yield
+        except read_errors() as error:
+            raise DataError(f"{source.place}: cannot be read to its end ({error}); fetch it again") from None
+        self.bytes_read = before + source.bytes
+
+    def _pieces_of(self, blocks: Iterable[str], sides: Sides, *, keep_blank: bool) -> Iterator[Piece]:
+        """One document's pieces. What is blank between separators, or after bad lines were left out, is none."""
+        opened = set[Side]()
+        for text in cut_text(blocks):
+            if not keep_blank and not opened and not text.strip():
+                continue
+            for chosen, part in sides.of(text.encode()):
+                yield Piece(text=part, opens=chosen not in opened, side=chosen)
+                opened.add(chosen)
 
     def _documents(self, source: Source) -> Iterator[Iterable[str]]:
         """Each document as an iterable of strings, to be read to its end before the next is asked for."""
         if source.kind == "txt":
-            if not self._left_out(source):
-                yield self._text_blocks(source)
+            if self.bad == "skip-file" and self._left_out(source):
+                return
+            blocks = self._text_blocks(source)
+            yield from [blocks] if self.separator is None else split_documents(blocks, self.separator)
             return
-        read = {"parquet": self._parquet_rows, "hf": self._hub_rows}.get(source.kind, self._jsonl_lines)
+        read = {"parquet": self._columns, "arrow": self._columns, "hf": self._hub_rows}.get(source.kind, self._records)
         for number, (text, problem) in enumerate(read(source), 1):
             if isinstance(text, str):
                 yield [text]
             elif text is not None:
                 with text:
                     yield _blocks_of(text)
-            elif problem is not None and self.skip_bad:
-                self.skipped += 1
             elif problem is not None:
-                unit = "line" if source.kind.startswith("jsonl") else "row"
-                raise DataError(f"{source.place}, {unit} {number:,}: {problem}; {CURE}")
+                unit = "line" if source.kind == "jsonl" else "row" if source.kind != "json" else "record"
+                self._leave_out(f"{source.place}, {unit} {number:,}: {problem}")
+                self.lost.records += 1
+
+    def _leave_out(self, problem: str) -> None:
+        """Raise, or note what is wrong."""
+        is_encoding = problem.endswith("is not UTF-8")
+        if is_encoding and self.encoding != "utf-8":
+            problem = f"{problem[: problem.rindex(': byte ')]}: not {self.encoding}"
+        if self.bad in ("error", "replace"):
+            cure = f"; {TEXT_CURE}" if is_encoding else CURE if problem.endswith(FIELD_CURE) else f"; mend it{CURE}"
+            raise DataError(f"{problem}{cure}")
+        self.lost.first = self.lost.first or problem
 
     def _left_out(self, source: Source) -> bool:
         """Whether a text is to be skipped. It must be known before its first part is handed on, so it is read twice."""
-        if not self.skip_bad or source.path is None:
+        if source.path is None:
             return False
         try:
             for _ in Reader(self.field)._text_blocks(source):  # another reader, so that its bytes do not count here
                 pass
-        except DataError:
-            self.skipped += 1
+        except DataError as error:
+            self._leave_out(str(error))
+            self.lost.records += 1
             return True
         return False
 
+    def _content(self, raw: IO[bytes], source: Source) -> IO[bytes]:
+        """An open file unpacked and in UTF-8."""
+        stream = unpacked(raw, source.packing, source.place)
+        return as_utf8(stream, self.encoding, self._count_replaced if self.bad == "replace" else None)
+
+    def _count_replaced(self, count: int) -> None:
+        self.lost.replaced_bytes += count
+
     def _text_blocks(self, source: Source) -> Iterator[str]:
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        line = source.first_line
-        with _open(source) as file:
-            for block in itertools.chain(_blocks(file, source.bytes if source.path else sys.maxsize), [b""]):
+        by_line = self.bad == "skip-line"
+        decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape" if by_line else "strict")
+        line, before, rest = source.first_line, self.bytes_read, ""
+        with _open(source) as raw:
+            content = self._content(raw, source)
+            length = source.bytes if content is raw and source.path else sys.maxsize
+            for block in itertools.chain(blocks_of(content, length), [b""]):
                 try:
                     text = decoder.decode(block, final=not block)
                 except UnicodeDecodeError as error:
                     line += error.object[: error.start].count(b"\n")
-                    raise DataError(f"{source.place}, line {line:,}: {_not_utf8(error)}; {CURE}") from None
+                    self._leave_out(f"{source.place}, line {line:,}: {not_utf8(error.object[error.start])}")
+                    raise
                 line += block.count(b"\n")
-                self.bytes_read += len(block)
+                if by_line:
+                    text, rest = _whole_lines(rest + text, is_last=not block)
+                    text = self._good_lines(text, source)
+                if source.path is not None:
+                    self.bytes_read = before + raw.tell() - source.start
                 yield text
 
-    def _jsonl_lines(self, source: Source) -> Iterator[TextOrProblem | LongTextOrProblem]:
+    def _good_lines(self, text: str, source: Source) -> str:
+        if not BAD_BYTES.search(text):
+            return text
+        kept = []
+        for line in LINE.findall(text):
+            if problem := bad_byte(line):
+                self._leave_out(f"{source.place}: {problem}")
+                self.lost.lines += 1
+                self.lost.line_bytes += len(line.encode("utf-8", "surrogateescape"))
+            else:
+                kept.append(line)
+        return "".join(kept)
+
+    def _records(self, source: Source) -> Iterator[TextOrProblem | LongTextOrProblem]:
+        """Of .jsonl, .json and .csv."""
+        read = {"json": self._json, "csv": csv_rows}.get(source.kind, self._jsonl_lines)
         with _open(source) as raw:
-            lines: IO[bytes] = gzip.GzipFile(fileobj=raw) if source.kind == "jsonl.gz" else raw  # type: ignore[assignment]
             before = self.bytes_read
-            while line := lines.readline(LONG_LINE_BYTES):
-                if len(line) < LONG_LINE_BYTES:
-                    yield parse_line(line, self.field)
-                else:
-                    blocks = _rest_of_line(lines, line)
-                    yield spool_text(blocks, self.field)
-                    deque(blocks, maxlen=0)  # what is left of a bad line
+            for record in read(self._content(raw, source), source.place, self.field):
+                yield record
                 if source.path is not None:
                     self.bytes_read = before + raw.tell()
 
-    def _parquet_rows(self, source: Source) -> Iterator[TextOrProblem]:
-        for value in itertools.chain.from_iterable(_parquet_batches(source, self.field)):
+    def _jsonl_lines(self, lines: IO[bytes], place: str, field: str) -> Iterator[TextOrProblem | LongTextOrProblem]:
+        while line := lines.readline(LONG_LINE_BYTES):
+            if len(line) < LONG_LINE_BYTES:
+                yield parse_line(line, field)
+            else:
+                blocks = _rest_of_line(lines, line)
+                yield spool_text(blocks, field)
+                deque(blocks, maxlen=0)  # what is left of a bad line
+
+    def _json(self, file: IO[bytes], place: str, field: str) -> Iterator[TextOrProblem | LongTextOrProblem]:
+        try:
+            yield from records(blocks_of(file), field)
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"{place}: not JSON ({error}); mend it, since what follows has no known beginning"
+            ) from None
+
+    def _columns(self, source: Source) -> Iterator[TextOrProblem]:
+        batches = parquet_batches if source.kind == "parquet" else arrow_batches
+        for value in itertools.chain.from_iterable(batches(source.path, self.field)):
             try:
                 yield value.decode(), None
             except UnicodeDecodeError as error:
-                yield None, _not_utf8(error)
+                if self.bad == "replace":
+                    text = value.decode(errors="surrogateescape")
+                    self._count_replaced(sum(map(len, BAD_BYTES.findall(text))))
+                    yield BAD_BYTES.sub(REPLACEMENT, text), None
+                else:
+                    yield None, not_utf8(error.object[error.start])
             except AttributeError:
                 yield None, f"{self.field!r} is {type(value).__name__}, not text"
 
@@ -247,6 +447,39 @@ class Reader:
             text, problem = checked_text(row[self.field], self.field)
             self.bytes_read += len(text or "")
             yield text, problem
+
+    def _id_pieces(self, sources: Sequence[Source], tokenizer: TokenizerEntry) -> Iterator[Piece]:
+        """Ids, side by side. Documents that end-of-text closes, as nanoGPT's, become ones that it opens."""
+        sides: tuple[Side, ...] = ("train", "val")
+        for side in sides:
+            blocks = itertools.chain.from_iterable(
+                self._id_blocks(source, tokenizer) for source in sources if source.side == side
+            )
+            first, closes = True, False
+            for ids, following in itertools.pairwise(itertools.chain(blocks, [None])):
+                assert ids is not None
+                opens = first and ids[0] != tokenizer.end_of_text
+                first, closes = False, closes or opens
+                if closes and following is None and ids[-1] == tokenizer.end_of_text:
+                    ids = ids[:-1]
+                yield Piece(text=ids.tobytes(), opens=bool(opens), side=side, is_ids=True)
+
+    def _id_blocks(self, source: Source, tokenizer: TokenizerEntry) -> Iterator[np.ndarray]:
+        assert source.path is not None
+        with self._reading(source):
+            layout = token_files.Layout(source.start, source.bytes, source.dtype)
+            yield from token_files.id_blocks(source.path, layout, tokenizer)
+
+
+LINE = re.compile(r"[^\n]*\n|[^\n]+")
+
+
+def _whole_lines(text: str, *, is_last: bool) -> tuple[str, str]:
+    """The lines that have ended, and the rest; a line too long to be held counts as several."""
+    end = text.rfind("\n") + 1
+    if is_last or (end == 0 and len(text) >= LONG_LINE_BYTES):
+        end = len(text)
+    return text[:end], text[end:]
 
 
 def _rest_of_line(lines: IO[bytes], block: bytes) -> Iterator[bytes]:
@@ -260,46 +493,8 @@ def _blocks_of(text: IO[str]) -> Iterator[str]:
     return iter(partial(text.read, PIECE_CHARS), "")
 
 
-CURE = "mend it, or leave such records out with --skip-bad"
-
-
-def parse_line(line: bytes, field: str) -> TextOrProblem:
-    if not line.strip():
-        return None, None
-    try:
-        record = json.loads(line.decode())
-    except UnicodeDecodeError as error:
-        return None, _not_utf8(error)
-    except (ValueError, RecursionError) as error:
-        return None, f"not JSON ({error})"
-    if not isinstance(record, dict) or field not in record:
-        return None, f"no field {field!r}"
-    return checked_text(record[field], field)
-
-
-def checked_text(value: Any, field: str) -> TextOrProblem:
-    """A field's value."""
-    if not isinstance(value, str):
-        return None, f"field {field!r} is {type(value).__name__}, not text"
-    if not is_encodable(value):
-        return None, f"field {field!r} holds half a surrogate pair, which is not text"
-    return value, None
-
-
-def is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # a lone surrogate, written as an escape
-        return False
-    return True
-
-
-def _pieces_of(blocks: Iterable[str], side: Side | None, val_share: float) -> Iterator[Piece]:
-    """One document's pieces."""
-    for number, text in enumerate(cut_text(blocks)):
-        encoded = text.encode()
-        side = side or choose_side(encoded, val_share)
-        yield Piece(text=encoded, opens=number == 0, side=side)
+CURE = ", or leave such records out with --skip-bad"
+TEXT_CURE = "name its --encoding, or choose --on-bad-text replace or skip-line (the same as --skip-bad)"
 
 
 def cut_text(
@@ -324,16 +519,6 @@ def cut_text(
     yield rest
 
 
-def choose_side(text: bytes, val_share: float) -> Side:
-    """Equal texts go to one side, on every machine and in every order of files."""
-    return "val" if split_number(text) < val_share * 2**64 else "train"
-
-
-def split_number(text: bytes) -> int:
-    """The text's hash, below 2^64; those of the lowest numbers go to validation."""
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"split").digest(), "big")
-
-
 def _open(source: Source) -> IO[bytes]:
     if source.path is None:
         return open(sys.stdin.fileno(), "rb", closefd=False)
@@ -343,57 +528,3 @@ def _open(source: Source) -> IO[bytes]:
         raise DataError(f"{source.path}: cannot be read ({error.strerror}); check the path") from None
     file.seek(source.start)
     return file
-
-
-def _parquet_batches(source: Source, field: str) -> Iterator[list[Any]]:
-    """The column as lists of bytes, because pyarrow does not look whether its strings are UTF-8."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise DataError(f"{source.path}: reading .parquet needs pyarrow; pip install 'paceline[data]'") from None
-    kinds = pyarrow.types
-    text_kinds = (kinds.is_string, kinds.is_large_string, kinds.is_string_view)
-    try:
-        file = pyarrow.parquet.ParquetFile(source.path)
-        if field not in file.schema_arrow.names:
-            names = ", ".join(file.schema_arrow.names)
-            raise DataError(f"{source.path}: no column {field!r}; it has {names}, choose one with --field")
-        for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
-            column = batch.column(0)
-            if pyarrow.types.is_dictionary(column.type):
-                column = column.dictionary_decode()
-            is_text = any(is_kind(column.type) for is_kind in text_kinds)
-            yield (column.cast(pyarrow.large_binary()) if is_text else column).to_pylist()
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{source.path}: not a readable .parquet file ({error}); fetch it again") from None
-
-
-def parse_stream(given: str) -> tuple[str, str | None, str]:
-    """Name, config and split."""
-    name, *rest = given.removeprefix(HUB_PREFIX).split(":")
-    if not name or len(rest) > 2 or not all(rest):
-        raise DataError(f"{given}: not a dataset; write hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
-    config, split = [*rest, None, None][:2]
-    return name, config, split or "train"
-
-
-def hub_rows(given: str) -> Iterator[dict[str, Any]]:
-    """Every row of a dataset, in its order. Whatever the network does is one line that names the dataset."""
-    name, config, split = parse_stream(given)
-    try:
-        import datasets
-    except ImportError:
-        raise DataError(f"{given}: streaming needs the package datasets; pip install datasets") from None
-    try:
-        yield from datasets.load_dataset(name, config, split=split, streaming=True)
-    except Exception as error:  # of datasets, fsspec or one of three HTTP libraries
-        said = (str(error).splitlines() or [""])[0]
-        raise DataError(
-            f"{given}: cannot be read to its end ({type(error).__name__}: {said}); check name and network, then run "
-            f"the same command again to continue"
-        ) from error
-
-
-def _not_utf8(error: UnicodeDecodeError) -> str:
-    return f"byte {error.object[error.start]:#04x} is not UTF-8"

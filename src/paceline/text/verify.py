@@ -4,9 +4,11 @@ Files are hashed by threads (hashlib releases the interpreter's lock): 0.5 GB/s 
 only be checked for its size, and the report says so.
 """
 
+import shlex
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from paceline.core.errors import DataError, PacelineError
@@ -14,6 +16,8 @@ from paceline.core.files import blake2b_of
 from paceline.core.schema import read_json
 from paceline.data.shards import Shard, made_with_another, open_shard
 from paceline.text.manifest import FILE_NAME, read_dataset
+from paceline.text.sources import kind_of
+from paceline.text.token_files import how_to_convert
 from paceline.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from paceline.text.tokenizer import load_tokenizer, saved_identity
 
@@ -46,26 +50,35 @@ def verify(path: Path) -> Verification:
         return Verification(files=(check_shard(path),))
     shards = sorted(path.glob("*.bin"))
     if not shards and not (path / FILE_NAME).exists():
-        raise DataError(f"{path}: no shards there; name a .bin file or the folder that holds them")
+        hint = next((how for file in sorted(path.rglob("*")) if (how := _how_to_prepare(file, named=path))), None)
+        raise DataError(f"{path}: no shards there; {hint or 'name a .bin file or the folder that holds them'}")
     with ThreadPoolExecutor() as pool:
-        files = list(pool.map(check_shard, shards))
+        files = list(pool.map(partial(check_shard, named=path), shards))
     sound = [open_shard(path / check.file) for check in files if not check.problem]
     damaged = {check.file for check in files if check.problem}
     return Verification(files=(*files, *_check_tokenizer(path, sound), *_check_dataset(path, sound, damaged)))
 
 
-def check_shard(path: Path) -> FileCheck:
-    """Header, size, manifest and hash of one shard."""
+def check_shard(path: Path, named: Path | None = None) -> FileCheck:
+    """Header, size, manifest and hash of one shard, or of one in the folder that was `named`."""
     try:
         shard = open_shard(path)
     except DataError as error:
-        return FileCheck(file=path.name, problem=str(error).removeprefix(f"{path}: "))
+        how = _how_to_prepare(path, named=named or path)
+        return FileCheck(file=path.name, problem=how or str(error).removeprefix(f"{path}: "))
     problem, manifest = None, shard.manifest
     if manifest and blake2b_of(path) != manifest.blake2b:
         problem = "its content is not what was written (the hash differs); prepare or fetch it again"
     elif manifest and (largest := int(shard.tokens.max())) != manifest.max_token:
         problem = f"its largest id is {largest}, its manifest says {manifest.max_token}; prepare it again"
     return FileCheck(file=path.name, tokens=len(shard), hashed=manifest is not None, problem=problem)
+
+
+def _how_to_prepare(path: Path, *, named: Path) -> str | None:
+    """What makes shards of a file of text, or of ids that are no shard; for a folder, of the one that was `named`."""
+    if path.is_file() and kind_of(path):
+        return f"text; `paceline data prepare {shlex.quote(str(named))} --out FOLDER` makes shards of it"
+    return how_to_convert(path, named=named) if path.is_file() else None
 
 
 def _check_tokenizer(folder: Path, shards: list[Shard]) -> Iterator[FileCheck]:

@@ -1,0 +1,179 @@
+"""Records of files and of the hub's datasets: the text of each, or what is wrong with it."""
+
+import contextlib
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from paceline.core.errors import DataError
+from paceline.text.byte_streams import BAD_BYTES
+
+HUB_PREFIX = "hf:"
+PARQUET_ROWS = 1024
+LONGEST_CSV_FIELD = 64 << 20
+"""A quotation mark without its partner takes all that follows for one field, up to this."""
+NAMES_SHOWN = 10
+FIELD_CURE = "choose one with --field"
+TextOrProblem = tuple[str | None, str | None]
+"""The text of a record, or what is wrong with it; neither of a blank line."""
+LongTextOrProblem = tuple[IO[str] | None, str | None]
+"""The same where the text is a file."""
+
+
+def parse_line(line: bytes, field: str) -> TextOrProblem:
+    if not line.strip():
+        return None, None
+    try:
+        record = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        return None, not_utf8(error.object[error.start])
+    except (ValueError, RecursionError) as error:
+        return None, f"not JSON ({error})"
+    return text_of(record, field)
+
+
+def text_of(record: Any, field: str) -> TextOrProblem:
+    """The field of a record of JSON."""
+    if not isinstance(record, dict) or field not in record:
+        return None, no_field(field, record)
+    return checked_text(record[field], field)
+
+
+def checked_text(value: Any, field: str) -> TextOrProblem:
+    """A field's value."""
+    if not isinstance(value, str):
+        return None, f"field {field!r} is {type(value).__name__}, not text"
+    if not is_encodable(value):
+        return None, f"field {field!r} holds half a surrogate pair, which is not text"
+    return value, None
+
+
+def no_field(field: str, record: Any) -> str:
+    """What is said of a record without the field."""
+    if not isinstance(record, dict) or not record:
+        return f"no field {field!r}"
+    names = [str(name)[:40] for name in record][:NAMES_SHOWN]
+    return f"no field {field!r}; it has {', '.join(names)}{', …' * (len(record) > len(names))}, {FIELD_CURE}"
+
+
+def is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate, written as an escape
+        return False
+    return True
+
+
+def csv_rows(stream: IO[bytes], place: str, field: str) -> Iterator[TextOrProblem]:
+    """Rows of a table whose first line names its columns, parted by commas, semicolons or tabs."""
+    lines = io.TextIOWrapper(stream, "utf-8", errors="surrogateescape", newline="")
+    csv.field_size_limit(LONGEST_CSV_FIELD)
+    first = lines.readline(LONGEST_CSV_FIELD).lstrip("\ufeff")
+    tables = {mark: next(csv.reader([first], delimiter=mark), []) for mark in ",;\t"}
+    mark = next((mark for mark, names in tables.items() if field in names), None)
+    if mark is None:
+        names = max(tables.values(), key=len)
+        raise DataError(f"{place}: no column {field!r}; it has {', '.join(names)}, {FIELD_CURE}")
+    column, rows = tables[mark].index(field), csv.reader(lines, delimiter=mark)
+    try:
+        for row in filter(None, rows):
+            value = row[column] if column < len(row) else None
+            bad = bad_byte(value or "")
+            yield (None, bad) if bad else checked_text(value, field)
+    except csv.Error as error:
+        raise DataError(f"{place}, line {rows.line_num + 2:,}: not CSV ({error}); mend it") from None
+
+
+def parquet_batches(path: Path | None, field: str) -> Iterator[list[Any]]:
+    """The column as lists of bytes."""
+    with _arrow(path) as pyarrow:
+        file = pyarrow.parquet.ParquetFile(path)
+        _check_column(path, file.schema_arrow.names, field)
+        for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
+            yield _values(pyarrow, batch.column(0))
+
+
+def arrow_batches(path: Path | None, field: str) -> Iterator[list[Any]]:
+    """The same of an Arrow file or stream, of which the folders of Hugging Face's save_to_disk consist."""
+    with _arrow(path) as pyarrow, pyarrow.memory_map(str(path)) as source:
+        is_file = source.read(6) == b"ARROW1"
+        source.seek(0)
+        reader = (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(source)
+        _check_column(path, reader.schema.names, field)
+        for number in range(reader.num_record_batches) if is_file else iter(int, 1):
+            try:
+                batch = reader.get_batch(number) if is_file else reader.read_next_batch()
+            except StopIteration:
+                return
+            column = batch.column(reader.schema.names.index(field))
+            for start in range(0, len(column), PARQUET_ROWS):
+                yield _values(pyarrow, column.slice(start, PARQUET_ROWS))
+
+
+@contextlib.contextmanager
+def _arrow(path: Path | None) -> Iterator[Any]:
+    """pyarrow, and its errors as one line."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise DataError(f"{path}: reading .parquet and .arrow needs pyarrow; pip install 'paceline[data]'") from None
+    try:
+        yield pyarrow
+    except pyarrow.ArrowInvalid as error:
+        kind = path.suffix if path else "Arrow"
+        raise DataError(f"{path}: not a readable {kind} file ({error}); fetch it again") from None
+
+
+def _check_column(path: Path | None, names: list[str], field: str) -> None:
+    if field not in names:
+        raise DataError(f"{path}: no column {field!r}; it has {', '.join(names)}, {FIELD_CURE}")
+
+
+def _values(pyarrow: Any, column: Any) -> list[Any]:
+    """Texts as bytes, because pyarrow does not look whether its strings are UTF-8."""
+    kinds = pyarrow.types
+    if kinds.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    is_text = any(is_kind(column.type) for is_kind in (kinds.is_string, kinds.is_large_string, kinds.is_string_view))
+    values: list[Any] = (column.cast(pyarrow.large_binary()) if is_text else column).to_pylist()
+    return values
+
+
+def parse_stream(given: str) -> tuple[str, str | None, str]:
+    """Name, config and split."""
+    name, *rest = given.removeprefix(HUB_PREFIX).split(":")
+    if not name or len(rest) > 2 or not all(rest):
+        raise DataError(f"{given}: not a dataset; write hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
+    config, split = [*rest, None, None][:2]
+    return name, config, split or "train"
+
+
+def hub_rows(given: str) -> Iterator[dict[str, Any]]:
+    """Every row of a dataset, in its order. Whatever the network does is one line that names the dataset."""
+    name, config, split = parse_stream(given)
+    try:
+        import datasets
+    except ImportError:
+        raise DataError(f"{given}: streaming needs the package datasets; pip install datasets") from None
+    try:
+        yield from datasets.load_dataset(name, config, split=split, streaming=True)
+    except Exception as error:  # of datasets, fsspec or one of three HTTP libraries
+        said = (str(error).splitlines() or [""])[0]
+        raise DataError(
+            f"{given}: cannot be read to its end ({type(error).__name__}: {said}); check name and network, then run "
+            f"the same command again to continue"
+        ) from error
+
+
+def bad_byte(text: str) -> str | None:
+    """What is wrong with a text in which "surrogateescape" kept bytes."""
+    found = BAD_BYTES.search(text)
+    return not_utf8(ord(found.group()[0]) - 0xDC00) if found else None
+
+
+def not_utf8(byte: int) -> str:
+    return f"byte {byte:#04x} is not UTF-8"

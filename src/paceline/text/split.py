@@ -1,0 +1,112 @@
+"""Which text validates: whole documents by the hash of their text, and the end of one where whole ones do not fit.
+
+`plan_split` measures the documents first. In the order of their hashes they go to validation until it has its share of
+the bytes; of one that is too large for what is left, the end does. So equal texts stay on one side, the order of files
+means nothing, and of ten files of any sizes validation gets what was asked for. Of many documents the hash alone gives
+about that share, so measuring ends as soon as there are enough of them.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+from paceline.text.manifest import ValSplit
+
+Side = Literal["train", "val"]
+LEAST_VAL_BYTES = 4096
+"""Text that makes a few sequences of 256 tokens, for validation of a small input."""
+SHORTEST_CUT_BYTES = 512
+"""A shorter document is not cut in two."""
+TOLERANCE = 0.25
+"""Validation may miss its share by this part of it before a document is cut."""
+ENOUGH_DOCUMENTS = 50
+"""As many documents of equal size in validation, and the hash alone misses the share by 14 %."""
+MOST_HELD = 200_000
+"""Documents whose sizes are held, those of the lowest hashes."""
+
+
+def split_number(text: bytes) -> int:
+    """The hash of a text, below 2^64; those of the lowest numbers go to validation."""
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"split").digest(), "big")
+
+
+def choose_side(number: int, share: float) -> Side:
+    """Equal texts go to one side, on every machine and in every order of files."""
+    return "val" if number < share * 2**64 else "train"
+
+
+def plan_split(documents: Iterable[tuple[int, int]], share: float) -> ValSplit:
+    """How to give validation `share` of the bytes of `documents`, each as its number and size. What there is twice
+    counts twice and stays together."""
+    sizes: dict[int, tuple[int, int]] = {}
+    total = squares = 0
+    highest = 2**64
+    for number, size in documents:
+        total += size
+        squares += size * size
+        if total * total * share >= ENOUGH_DOCUMENTS * squares > 0:
+            return ValSplit(share=share)
+        if size and number < highest:
+            sizes[number] = (size, sizes.get(number, (size, 0))[1] + 1)
+        if len(sizes) > MOST_HELD:
+            highest = sorted(sizes)[MOST_HELD // 2]
+            sizes = {number: size for number, size in sizes.items() if number < highest}
+    wanted = min(max(share * total, LEAST_VAL_BYTES), total / 2)
+    taken, below = 0, 0.0
+    for number in sorted(sizes):
+        size, copies = sizes[number]
+        missing = wanted - taken
+        if missing <= TOLERANCE * wanted:
+            break
+        if size * copies <= missing + TOLERANCE * wanted:
+            taken += size * copies
+        elif size >= SHORTEST_CUT_BYTES:
+            end = int(missing / copies)
+            return ValSplit(share=below, cut=f"{number:016x}", cut_at=size - end, cut_bytes=end)
+        elif taken or len(sizes) == 1:
+            break
+        else:
+            taken = total
+        below = math.nextafter(number / 2**64, 1.0)  # above it, however it was rounded
+    return ValSplit(share=below)
+
+
+class Sides:
+    """Tells the side of each part of one document, and cuts where the split says so."""
+
+    def __init__(self, split: ValSplit, side: Side | None) -> None:
+        self.split, self.side = split, side
+        self.left: int | None = None
+        """Bytes of a document to be cut that stay in training."""
+
+    def of(self, text: bytes) -> list[tuple[Side, bytes]]:
+        """The parts of the document's next piece; two where it is cut."""
+        if self.side is None:
+            number = split_number(text)
+            self.side = choose_side(number, self.split.share)
+            if f"{number:016x}" == self.split.cut:
+                self.left = self.split.cut_at
+        if self.left is None:
+            return [(self.side, text)]
+        if len(text) <= self.left:
+            self.left -= len(text)
+            return [(self.side, text)]
+        place = place_to_cut(text, self.left, self.split.cut_bytes // 4)
+        self.side, self.left = "val", None
+        parts: list[tuple[Side, bytes]] = [("train", text[:place]), ("val", text[place:])]
+        return [part for part in parts if part[1]]
+
+
+def place_to_cut(text: bytes, start: int, reach: int) -> int:
+    """A place from `start` on: after a line if one ends within `reach`, else where `cut_in_line` finds one."""
+    end_of_line = text.find(b"\n", start, start + reach)
+    return end_of_line + 1 if end_of_line >= 0 else start + cut_in_line(text[start:])
+
+
+def cut_in_line(line: bytes) -> int:
+    """A place in the line to cut it: after a space, else before a character; its length where only blanks would follow.
+    The line may begin inside a character."""
+    text = line.rstrip()
+    characters = (place for place, byte in enumerate(text) if byte & 0xC0 != 0x80)  # not a later byte of one
+    return text.find(b" ") + 1 or next(characters, len(line))
