@@ -28,6 +28,7 @@ from paceline.metrics.metrics_file import EvalMetrics, StepMetrics, read_metrics
 from paceline.metrics.sinks import OnMetrics
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
+from paceline.settings.data import NAMED_TOGETHER
 from paceline.settings.run import RunConfig
 from paceline.text.config import PrepareConfig
 
@@ -105,8 +106,9 @@ def configure(name: str = "demo", changes: Mapping[str, Any] | None = None, *, s
     """The preset `name`, shrunk to `scale` (a number in (0, 1], or "1/16"), with these settings changed.
 
     `changes` goes from dotted names to values: {"model.softcap": None, "seed": 3}; a folder may be a Path.
-    "steps" scales the schedule, as --steps does. `dataclasses.replace` works on the result, too. Raises PacelineError
-    for a name or value that cannot be."""
+    "steps" scales the schedule, as --steps does. With "data.dir" the result has the vocabulary of the data there, but
+    for what `changes` state. `dataclasses.replace` works on the result, too. Raises PacelineError for a name or value
+    that cannot be."""
     _expect(name, str, "the name of a preset", '"demo"')
     settings = {} if changes is None else changes
     _expect(settings, Mapping, "a mapping of settings", '{"seed": 3}')
@@ -117,7 +119,14 @@ def configure(name: str = "demo", changes: Mapping[str, Any] | None = None, *, s
         raise ConfigError(f"{unknown[0]}: no such setting; `paceline train {name} --help` lists them")
     if isinstance(steps := left.get("steps"), int) and steps > 0:
         config = with_steps(config, steps)
-    return with_values(config, left)
+    named = not left.keys().isdisjoint(("data.dir", *NAMED_TOGETHER))
+    if not named and not Path(config.data.dir).is_dir():
+        return with_values(config, left)  # no data but the preset's own: numpy need not be imported
+    from paceline.text.identity import check_identity, following
+
+    config = with_values(following(config, left), left)
+    check_identity(config)
+    return config
 
 
 def pretrain(config: RunConfig, *, out: str | Path | None = None, on_metrics: OnMetrics | None = None) -> "Run":
@@ -130,7 +139,10 @@ def pretrain(config: RunConfig, *, out: str | Path | None = None, on_metrics: On
     if on_metrics is not None and not callable(on_metrics):
         raise ConfigError(f"on_metrics {on_metrics!r:.40} cannot be called; give a function of one record")
     limit_openmp_spin()
+    from paceline.text.identity import check_identity
     from paceline.train.run import start_run
+
+    check_identity(config)
 
     began = time.perf_counter()
     with new_run(config.preset, None if out is None else str(out)) as folder:

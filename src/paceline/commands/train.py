@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
@@ -23,9 +23,10 @@ from paceline.metrics.card import RunCard, read_card, write_card
 from paceline.parallel.rank0_errors import rank0_errors
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
+from paceline.settings.data import BUILTIN, NAMED_TOGETHER
 from paceline.settings.idle import why_idle
 from paceline.settings.parallel import SlurmConfig
-from paceline.settings.run import MAY_CHANGE_ON_RESUME, RunConfig, read_config
+from paceline.settings.run import MAY_CHANGE_ON_RESUME, RunConfig, read_config, say_once
 from paceline.settings.schedule import windows_at
 
 if TYPE_CHECKING:
@@ -128,6 +129,10 @@ def parse_on_preset(cls: type[T], argv: Sequence[str], base: RunConfig, *, verb:
         if (where := getattr(arguments, "like", None) or getattr(arguments, "config_file", None)) is not None:
             raise ConfigError(f"{given}: {where} has settings of {base.preset}; leave it out")
         raise ConfigError(f"the preset {given} goes first: paceline {verb} {given} --flags")
+    if getattr(arguments, "resume", None) is None:
+        from paceline.text.identity import check_identity
+
+        check_identity(arguments.config)
     if os.environ.get("RANK", "0") == "0":
         for line in without_effect(base, arguments):
             print(f"paceline: {line}", file=sys.stderr)
@@ -150,11 +155,14 @@ def without_effect(base: RunConfig, arguments: Any) -> list[str]:
 
 def _start(arguments: TrainArgs) -> tuple[RunFolder, "Finished"]:
     from paceline.parallel.ranks import launch_name, ranks_from_environment
+    from paceline.text.dataset import check_folder
     from paceline.train.run import start_run
 
     ranks, name, launch = ranks_from_environment(), arguments.config.preset, launch_name()
     elsewhere = contextlib.nullcontext(RunFolder(Path(name)))  # rank 0 alone writes
     with new_run(name, arguments.out, launch=launch) if ranks.is_main else elsewhere as folder:
+        if (where := arguments.config.data.dir) != BUILTIN:
+            check_folder(Path(where))  # before ranks compare settings, which follow the data
         again = launch is not None
         return folder, start_run(arguments.config, folder, preset=preset(name), ranks=ranks, again=again)
 
@@ -264,12 +272,31 @@ def _beginning(argv: Sequence[str]) -> RunConfig:
         return preset(named)
     from paceline.recipes.config_file import config_in
 
-    return config_in(Path(path) if path is not None else open_run(str(run)).config, named)
+    def follow(config: RunConfig, stated: dict[str, Any]) -> RunConfig:
+        return _following(config, argv, stated)
+
+    return config_in(Path(path) if path is not None else open_run(str(run)).config, named, follow)
+
+
+def _following(config: RunConfig, argv: Sequence[str], stated: Mapping[str, Any]) -> RunConfig:
+    """With the vocabulary of its data, but for help."""
+    if not ASKS_FOR_HELP.isdisjoint(argv):
+        return config
+    from paceline.text.identity import following
+
+    return following(config, {**stated, **_data_settings(argv)}, say_once)
+
+
+def _data_settings(argv: Sequence[str]) -> dict[str, str]:
+    """What the flags say of the data and their vocabulary, by dotted names."""
+    names = ("data.dir", "data.train", *NAMED_TOGETHER)
+    flags = ((name, spelled) for name in names for spelled in (name, name.replace("_", "-")))
+    return {name: value for name, spelled in flags if (value := _value_of(f"--{spelled}", argv)) is not None}
 
 
 def base_config(argv: Sequence[str]) -> RunConfig:
-    """What the flags change: the preset scaled to --scale and --steps, or the run that is resumed; not for help, whose
-    text reaches the terminal as it is, with its colours."""
+    """What the flags change: the preset scaled to --scale and --steps, with the vocabulary of its data, or the run that
+    is resumed; not for help, whose text reaches the terminal as it is, with its colours."""
     if ASKS_FOR_HELP.isdisjoint(argv) and (run := _value_of("--resume", argv)) is not None:
         from paceline.checkpoint.verified import read_run_config
 
@@ -277,9 +304,12 @@ def base_config(argv: Sequence[str]) -> RunConfig:
         if trouble is not None and os.environ.get("RANK", "0") == "0":
             print(trouble)
         return config
-    config = _beginning(argv)
+    config = beginning = _beginning(argv)
     if (scale := _value_of("--scale", argv)) is not None:
         config = scaled(config, parse_scale(scale))
+    from_file = _value_of("--config", argv) or _value_of("--like", argv)  # which has followed its data
+    if from_file is None or config is not beginning:
+        config = _following(config, argv, {})
     with contextlib.suppress(ValueError):  # not a number: the parser will say so
         if (steps := int(_value_of("--steps", argv) or 0)) > 0:
             config = with_steps(config, steps)

@@ -131,7 +131,7 @@ def check_vocabulary(shard: Shard, vocab_size: int) -> None:
         place = int(np.argmax(shard.tokens >= vocab_size))
         raise DataError(
             f"{shard.path}: token {place:,} has id {int(shard.tokens[place])}, not below the vocabulary of "
-            f"{vocab_size:,}; use the vocabulary the shard was made with or prepare the data again"
+            f"{vocab_size:,}; use --model.vocab-size {int(shard.tokens.max()) + 1} or more, or prepare the data again"
         )
 
 

@@ -2,20 +2,24 @@
 preset. What it does not state is the preset's; flags come on top. No torch."""
 
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.core.migrations import migrate_config
+from paceline.core.migrations import leaves, migrate_config
 from paceline.core.schema import read_json, to_dict
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import with_steps
 from paceline.settings.run import RunConfig, read_config
 
+Follow = Callable[[RunConfig, dict[str, Any]], RunConfig]
 
-def config_in(path: Path, default_preset: str) -> RunConfig:
+
+def config_in(path: Path, default_preset: str, follow: Follow) -> RunConfig:
     """The config that a file states, on top of the preset that it names. As on the command line, other steps scale the
-    preset's schedule."""
+    preset's schedule. `follow` gives a config the vocabulary of its data: a preset's before a TOML states anything on
+    top of it, and a run's, which names all of it as a preset does."""
     values = _underscored(_read(path)) if path.suffix == ".toml" else _read(path)
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: holds no settings by name; give a run's config.json or a TOML")
@@ -24,7 +28,9 @@ def config_in(path: Path, default_preset: str) -> RunConfig:
     if type(steps) is int and steps > 0:
         base = with_steps(base, steps)
     try:
-        return read_config(_over(to_dict(base), stated))
+        if path.suffix != ".toml":
+            return follow(read_config(_over(to_dict(base), stated)), dict(leaves(stated)))
+        return read_config(_over(to_dict(follow(base, dict(leaves(stated)))), stated))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 

@@ -1,5 +1,6 @@
 """What is read, in which order, and how it is cut into batches. No torch."""
 
+import os
 import re
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -9,6 +10,8 @@ from paceline.settings.limits import Limited, at_least
 
 BUILTIN = "builtin"
 """`data.dir` value that means the corpus every Python installation carries."""
+NAMED_TOGETHER = ("data.tokenizer", "data.end_of_text", "model.vocab_size")
+"""What a preset names together, so that the three follow the data together (`text/identity.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +25,8 @@ class DataConfig(Limited, prefix="--data."):
     val: str = "*val*.bin"
     """Pattern of the validation shards inside `dir`."""
     tokenizer: str = "bpe-2048"
-    """`gpt2`, `bytes`, or `bpe-N`: a byte-level BPE of N tokens trained on the data. A folder made by
-    `data prepare` carries its own, and that one is used."""
+    """`gpt2`, `bytes`, `bpe-N` (a byte-level BPE of N tokens trained on the data), or the path of a tokenizer.json or
+    of a folder with one. A folder made by `data prepare` carries its own, and that one is used."""
     end_of_text: Annotated[int, at_least(0).saying("token ids start at 0")] = 0
     """Token id that opens each document."""
     order: Literal["sequential", "shuffled"] = "sequential"
@@ -37,8 +40,15 @@ class DataConfig(Limited, prefix="--data."):
 
     def check(self) -> None:
         size = re.fullmatch(r"bpe-(\d{3,5})", self.tokenizer, re.ASCII)
-        if not (self.tokenizer in ("gpt2", "bytes") or (size and 257 <= int(size[1]) <= 65_535)):
-            raise ConfigError(f"--data.tokenizer {self.tokenizer:.60}: use gpt2, bytes or bpe-N with 257 <= N <= 65535")
+        named = self.tokenizer in ("gpt2", "bytes") or is_path(self.tokenizer)
+        if not (named or (size and 257 <= int(size[1]) <= 65_535)):
+            use = "gpt2, bytes, bpe-N with 257 <= N <= 65535, or the path of a tokenizer.json or its folder (./NAME)"
+            raise ConfigError(f"--data.tokenizer {self.tokenizer:.60}: use {use}")
+
+
+def is_path(tokenizer: str) -> bool:
+    """Whether a tokenizer is named by where it lies."""
+    return any(sign in tokenizer for sign in {"/", os.sep}) or tokenizer.endswith(".json")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -194,11 +194,11 @@ class RunConfig(Limited, prefix="--"):
 
 def read_config(values: Any, *, at: str = "") -> RunConfig:
     """A run's config as a file has it, written by this version or an older one."""
-    return from_dict(RunConfig, migrate_config(values, _say_once), at=at)
+    return from_dict(RunConfig, migrate_config(values, say_once), at=at)
 
 
 @cache
-def _say_once(line: str) -> None:
-    """A launch reads the config and its copies in the checkpoints."""
+def say_once(line: str) -> None:
+    """On rank 0 alone. A launch reads the config and its copies in the checkpoints."""
     if os.environ.get("RANK", "0") == "0":
         print(f"paceline: {line}", file=sys.stderr)

@@ -25,6 +25,7 @@ import numpy as np
 
 from paceline.core.errors import DataError, PacelineError
 from paceline.core.files import cache_folder, sync_folder, write_json
+from paceline.settings.data import is_path
 from paceline.text.records import is_encodable
 from paceline.text.shard_writer import write_shard
 from paceline.text.tokenizer import load_tokenizer, train_tokenizer
@@ -49,7 +50,8 @@ class Split:
 
 def builtin_corpus(tokenizer: str = "bpe-2048") -> Path:
     """The folder with the built-in corpus under `tokenizer`, made now if this is the first time."""
-    folder = cache_folder() / f"builtin-{fingerprint(tokenizer)}"
+    known = load_tokenizer(None, tokenizer).fingerprint if is_path(tokenizer) else tokenizer
+    folder = cache_folder() / f"builtin-{fingerprint(known)}"
     if not folder.exists():
         _build(folder, tokenizer)
     return folder

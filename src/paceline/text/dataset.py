@@ -10,7 +10,7 @@ from paceline.data.shards import Shard, check_vocabulary, made_with_another, ope
 from paceline.settings.data import BUILTIN, DataConfig
 from paceline.text.builtin import builtin_corpus
 from paceline.text.config import how_to_get
-from paceline.text.tokenizer import FILE_NAME, Tokenizer, load_tokenizer, saved_end_of_text, saved_identity
+from paceline.text.tokenizer import FILE_NAME, Identity, Tokenizer, carried_identity, load_tokenizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,19 +42,23 @@ def open_dataset(data: DataConfig, vocab_size: int) -> Dataset:
 def _open_folder(folder: Path, data: DataConfig, vocab_size: int) -> Dataset:
     train = open_corpus(folder, data.train, vocab_size)
     val = open_corpus(folder, data.val, vocab_size)
-    _check_made_with(saved_identity(folder), str(folder / FILE_NAME), (*train.shards, *val.shards))
-    expected = saved_end_of_text(folder)
-    if expected is not None and expected != data.end_of_text:
-        raise ConfigError(
-            f"--data.end-of-text {data.end_of_text}: the documents in {folder} are opened by token {expected}; use that"
-        )
+    if (carried := carried_identity(folder)) is not None:
+        _check_made_with(carried.names, str(folder / FILE_NAME), (*train.shards, *val.shards))
+        check_end_of_text(data, carried)
     return Dataset(folder=folder, train=train, val=val, config=data)
+
+
+def check_end_of_text(data: DataConfig, found: Identity) -> None:
+    if found.end_of_text != data.end_of_text:
+        raise ConfigError(
+            f"--data.end-of-text {data.end_of_text}: the documents in {data.dir} are opened by token "
+            f"{found.end_of_text}; use that"
+        )
 
 
 def open_corpus(folder: Path, pattern: str, vocab_size: int) -> Corpus:
     """Open the shards in `folder` that match `pattern`, in sorted name order, and check their ids."""
-    if not folder.is_dir():
-        raise DataError(f"{folder}: not a folder; --data.dir names one with shards, {how_to_get(folder)}")
+    check_folder(folder)
     paths = sorted(path for path in folder.glob(pattern) if path.is_file())
     if not paths:
         others = len(list(folder.glob("*.bin")))
@@ -66,6 +70,11 @@ def open_corpus(folder: Path, pattern: str, vocab_size: int) -> Corpus:
     for shard in shards:
         check_vocabulary(shard, vocab_size)
     return Corpus(shards=shards, vocab_size=vocab_size)
+
+
+def check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise DataError(f"{folder}: not a folder; --data.dir names one with shards, {how_to_get(folder)}")
 
 
 def _check_made_with(identity: Collection[str], called: str, shards: Iterable[Shard]) -> None:

@@ -13,8 +13,7 @@ import numpy as np
 
 from paceline.core.errors import DataError
 from paceline.data.shards import Shard, open_shard, positions_of
-from paceline.text.config import GPT2_END_OF_TEXT
-from paceline.text.tokenizer import saved_end_of_text
+from paceline.text.tokenizer import END_OF_TEXTS, carried_identity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +44,9 @@ def stats(path: Path, end_of_text: int | None = None) -> Stats:
     folder, paths = (path.parent, [path]) if path.is_file() else (path, sorted(path.glob("*.bin")))
     if not paths:
         raise DataError(f"{path}: no shards there; name a .bin file or the folder that holds them")
-    token = end_of_text if end_of_text is not None else saved_end_of_text(folder)
-    token = GPT2_END_OF_TEXT if token is None else token  # shards without a tokenizer are llm.c's: GPT-2's tokens
+    carried = carried_identity(folder) if end_of_text is None else None
+    known = END_OF_TEXTS["gpt2"] if carried is None else carried.end_of_text  # without a tokenizer: llm.c's shards
+    token = known if end_of_text is None else end_of_text
     shards = sorted(map(open_shard, paths), key=_series)
     lengths = [found for _, side in groupby(shards, _series) for found in document_lengths(list(side), token)]
     each = tuple(_summary(s.path.name, len(s), found) for s, found in zip(shards, lengths, strict=True))

@@ -1,16 +1,19 @@
-"""Text to token ids and back: GPT-2's BPE, a byte-level BPE trained on the data, or raw bytes.
+"""Text to token ids and back: GPT-2's BPE, a byte-level BPE trained on the data or elsewhere, or raw bytes.
 
-All three know each token as the bytes it stands for, so decoding is a table lookup here and only encoding asks a
+All of them know each token as the bytes it stands for, so decoding is a table lookup here and only encoding asks a
 library. End-of-text is never produced by encoding: the characters `<|endoftext|>` in a text are ordinary text and come
 back as they were. A trained BPE gives end-of-text id 0, then the 256 bytes, then its merges; training is deterministic
-(tokenizers 0.23: the same vocabulary with one thread and two). Ids must fit into uint16.
+(tokenizers 0.23: the same vocabulary with one thread and two). Ids must fit into uint16. Files that other programs
+wrote are read by `library_tokenizer.py`.
 """
 
 import hashlib
 import json
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,12 +24,17 @@ from paceline.core.errors import ConfigError, DataError, PacelineError
 from paceline.core.files import write_json
 from paceline.core.schema import read_json
 from paceline.data.shards import MAX_VOCAB_SIZE, TOKEN_DTYPE
+from paceline.settings.data import is_path
+from paceline.text.config import GPT2_END_OF_TEXT
 
 FILE_NAME = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
 LONGEST_WORD = 1000
 """Bytes of a word as training sees it. The library's time grows with a word's square, and text without spaces (DNA,
 base64) is one word. Encoding knows no such limit."""
+END_OF_TEXTS = {"gpt2": GPT2_END_OF_TEXT, "bytes": 256}
+"""Of the tokenizers that are known by name alone. It is their last id."""
+GPT2_FINGERPRINT = "de44a8655f3c919d2f6f332341c6e504"
 LONG_RUN = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD // 4}}}|(?<!\s)\s{{{LONGEST_WORD // 4}}}")
 """What every word beyond that holds: a character has up to 4 bytes."""
 
@@ -39,6 +47,8 @@ class Tokenizer(ABC):
     token_bytes: list[bytes]
     rules: dict[str, Any] | None = None
     """What encoding depends on beyond the table, as JSON values: the merges of a trained BPE."""
+    end_of_text_word: str = END_OF_TEXT
+    """How files for other programs spell end-of-text."""
 
     @abstractmethod
     def encode_array(self, text: str) -> np.ndarray:
@@ -68,21 +78,28 @@ class Tokenizer(ABC):
     @cached_property
     def fingerprint(self) -> str:
         """Equal for two tokenizers only if they give the same ids for every text."""
-        lengths = self.token_byte_lengths().tobytes()
-        content = [lengths, *self.token_bytes, str(self.end_of_text).encode(), json.dumps(self.rules).encode()]
-        return hashlib.blake2b(b"".join(content), digest_size=16).hexdigest()
+        return fingerprint_of(self.token_bytes, self.end_of_text, self.rules)
 
     def save(self, folder: Path) -> None:
-        """Write `tokenizer.json`, from which `load_tokenizer` makes an equal one."""
-        head = {"name": self.name, "end_of_text": self.end_of_text, "fingerprint": self.fingerprint}
-        write_json(folder / FILE_NAME, head | {"rules": self.rules})
+        """Write `tokenizer.json`, from which `load_tokenizer` makes an equal one without a network."""
+        facts = {name: getattr(self, name) for name in ("name", "end_of_text", "vocab_size", "fingerprint", "rules")}
+        write_json(folder / FILE_NAME, facts | self._more_to_save())
+
+    def _more_to_save(self) -> dict[str, Any]:
+        return {}
+
+
+def fingerprint_of(token_bytes: list[bytes], end_of_text: int, rules: dict[str, Any] | None) -> str:
+    lengths = np.fromiter(map(len, token_bytes), dtype=np.int64).tobytes()
+    content = [lengths, *token_bytes, str(end_of_text).encode(), json.dumps(rules).encode()]
+    return hashlib.blake2b(b"".join(content), digest_size=16).hexdigest()
 
 
 class ByteTokenizer(Tokenizer):
     """Every byte a token, and end-of-text 256. Nothing to train, four times the tokens."""
 
     name = "bytes"
-    end_of_text = 256
+    end_of_text = END_OF_TEXTS["bytes"]
 
     def __init__(self) -> None:
         self.token_bytes = [bytes([value]) for value in range(256)] + [b""]
@@ -95,7 +112,7 @@ class TiktokenTokenizer(Tokenizer):
     """Any tiktoken encoding; `gpt2_tokenizer` makes the one that the records use."""
 
     def __init__(self, name: str, encoding: Any) -> None:
-        _check_size(name, encoding.n_vocab)
+        check_size(name, encoding.n_vocab)
         self.name = name
         self.end_of_text = encoding.eot_token
         self.token_bytes = [b""] * encoding.n_vocab
@@ -107,6 +124,11 @@ class TiktokenTokenizer(Tokenizer):
         ids = self._encoding.encode_to_numpy(text, disallowed_special=())
         return np.asarray(ids, dtype=TOKEN_DTYPE)
 
+    def _more_to_save(self) -> dict[str, Any]:
+        """The table (0.7 MB), so that a run or data can be used where GPT-2's files are not."""
+        letters = byte_letters()
+        return {"vocabulary": ["".join(map(letters.__getitem__, token)) for token in self.token_bytes]}
+
 
 class TrainedTokenizer(Tokenizer):
     """A byte-level BPE in the tokenizers library, with GPT-2's rule for cutting text into words."""
@@ -117,7 +139,7 @@ class TrainedTokenizer(Tokenizer):
         """`vocabulary` in id order and `merges` in order of rank, in the printable letters of byte-level BPE."""
         import tokenizers
 
-        _check_size(name, len(vocabulary))
+        check_size(name, len(vocabulary))
         self.name = name
         self.rules = {"vocabulary": vocabulary, "merges": merges}
         byte_of = {letter: value for value, letter in byte_letters().items()}
@@ -156,68 +178,120 @@ def trained_size(name: str) -> int:
     """The N of `bpe-N`."""
     found = re.fullmatch(r"bpe-(\d{3,5})", name, re.ASCII)
     if not found or not 257 <= int(found[1]) <= MAX_VOCAB_SIZE:
-        known = f"use gpt2, bytes or bpe-N with 257 <= N <= {MAX_VOCAB_SIZE}"
+        known = (
+            f"use gpt2, bytes, bpe-N with 257 <= N <= {MAX_VOCAB_SIZE}, or the path of a tokenizer.json or its folder"
+        )
         raise ConfigError(f"tokenizer {name!r:.60}: not known; {known}")
     return int(found[1])
 
 
-def gpt2_tokenizer() -> TiktokenTokenizer:
-    """GPT-2's BPE. tiktoken downloads it on first use unless $TIKTOKEN_CACHE_DIR holds it."""
+def gpt2_tokenizer(folder: Path | None = None) -> Tokenizer:
+    """GPT-2's BPE, from its two files in `folder` or $TIKTOKEN_CACHE_DIR, or as tiktoken has it, which downloads it on
+    first use unless its cache holds it."""
+    from paceline.text.library_tokenizer import read_vocabulary_files, tiktoken_module
+
+    for place in (folder, os.environ.get("TIKTOKEN_CACHE_DIR")):
+        if place and (found := read_vocabulary_files(Path(place))) is not None:
+            if found.name != "gpt2":
+                raise DataError(f"tokenizer gpt2: the vocabulary in {place} is not GPT-2's; put GPT-2's files there")
+            return found
     try:
-        import tiktoken
-    except ImportError:
-        raise PacelineError("tokenizer gpt2: the package tiktoken is missing; pip install tiktoken") from None
-    try:
-        encoding = tiktoken.get_encoding("gpt2")
+        encoding = tiktoken_module().get_encoding("gpt2")
     except (OSError, ValueError) as error:  # requests' errors are OSErrors; a wrong hash in the cache is a ValueError
         reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         raise PacelineError(
-            f"tokenizer gpt2: its vocabulary could not be loaded ({reason}); connect once, or point "
-            f"TIKTOKEN_CACHE_DIR to a folder that holds it"
+            f"tokenizer gpt2: its vocabulary could not be loaded ({reason}); connect once, or point TIKTOKEN_CACHE_DIR "
+            f"to a folder with GPT-2's vocab.json and merges.txt, also called encoder.json and vocab.bpe"
         ) from None
     return TiktokenTokenizer("gpt2", encoding)
 
 
 def load_tokenizer(folder: Path | str | None, name: str) -> Tokenizer:
-    """The tokenizer that `folder` carries; without a folder, or where it carries none, the one called `name`."""
-    if folder is not None and (saved := Path(folder) / FILE_NAME).exists():
-        return _load_saved(saved)
+    """The tokenizer that `folder` carries, which may be its file itself; without a folder, or where it carries none,
+    the one called `name`, or that the path `name` leads to."""
+    for place in (folder, name if is_path(name) else None):
+        if place is not None and (found := _read_carried(Path(place))) is not None:
+            return found
     if name == "gpt2":
         return gpt2_tokenizer()
     if name == "bytes":
         return ByteTokenizer()
+    if is_path(name):
+        what = "holds no tokenizer.json, and no vocab.json with merges.txt" if Path(name).exists() else "does not exist"
+        raise ConfigError(f"tokenizer {name}: {what}; name a folder that `save_pretrained` or `data prepare` wrote")
     trained_size(name)  # refuses names that are not known
     where = f"{folder} holds no {FILE_NAME}" if folder is not None else "no folder is given"
-    raise ConfigError(f"tokenizer {name}: a BPE is trained on its data, but {where}; make the data with `data prepare`")
+    raise ConfigError(
+        f"tokenizer {name}: a BPE is trained on its data, but {where}; make the data with `data prepare`, or copy the "
+        f"tokenizer's file there"
+    )
 
 
-def saved_end_of_text(folder: Path) -> int | None:
-    """The end-of-text id of the tokenizer that `folder` carries, without loading it; None where it carries none."""
+@dataclass(frozen=True)
+class Identity:
+    """What data and a model must know of the tokenizer of their ids."""
+
+    name: str
+    end_of_text: int
+    vocab_size: int
+    fingerprint: str | None = None
+    """None: not known."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """How a shard's manifest may call it: by its fingerprint, or by name in those that were downloaded."""
+        return frozenset({self.name, self.fingerprint}) if self.fingerprint else frozenset()
+
+
+def carried_identity(folder: Path) -> Identity | None:
+    """Of the tokenizer that `folder` carries, as `load_tokenizer` finds it. One of ours is not loaded for it. None
+    where there is none."""
     path = folder / FILE_NAME
-    if not path.exists():
-        return None
-    saved = read_json(path)
-    token = saved.get("end_of_text") if isinstance(saved, dict) else None
-    if not isinstance(token, int):
+    saved = read_json(path) if path.is_file() else None
+    if saved is None or _is_library(saved):
+        loaded = _read_carried(folder)
+        return None if loaded is None else identity_of(loaded)
+    name, end_of_text = (saved.get(key) if isinstance(saved, dict) else None for key in ("name", "end_of_text"))
+    if not isinstance(end_of_text, int):
         raise DataError(f"{path}: not a saved tokenizer (no end_of_text); prepare the data again")
-    return token
+    size, rules = saved.get("vocab_size"), saved.get("rules")
+    if not isinstance(size, int):  # of an older version
+        size = len(rules["vocabulary"]) if isinstance(rules, dict) else end_of_text + 1
+    return Identity(str(name), end_of_text, size, saved.get("fingerprint"))
 
 
-def saved_identity(folder: Path) -> frozenset[str]:
-    """How a shard's manifest may call the tokenizer that `folder` carries: by its fingerprint, or by name in those that
-    were downloaded. Read without loading it; empty where there is none to compare."""
-    path = folder / FILE_NAME
-    saved = read_json(path) if path.exists() else None
-    if not isinstance(saved, dict) or not isinstance(saved.get("fingerprint"), str):
-        return frozenset()  # a file without one is refused when it is loaded
-    return frozenset({str(saved.get("name")), saved["fingerprint"]})
+def identity_of(tokenizer: Tokenizer) -> Identity:
+    return Identity(tokenizer.name, tokenizer.end_of_text, tokenizer.vocab_size, tokenizer.fingerprint)
 
 
-def _load_saved(path: Path) -> Tokenizer:
+def _is_library(saved: Any) -> bool:
+    """Whether a tokenizer.json is one of the tokenizers library."""
+    return isinstance(saved, dict) and "model" in saved and "fingerprint" not in saved
+
+
+def _read_carried(place: Path) -> Tokenizer | None:
+    """The tokenizer in a folder or file; None where there is none."""
+    from paceline.text.library_tokenizer import read_library, read_vocabulary_files
+
+    path = place if place.is_file() else place / FILE_NAME
+    if not path.is_file():
+        return read_vocabulary_files(place)
+    saved = read_json(path)
+    return read_library(path, saved) if _is_library(saved) else _load_saved(path, saved)
+
+
+def _load_saved(path: Path, saved: Any) -> Tokenizer:
+    from paceline.text.library_tokenizer import LibraryTokenizer, gpt2_of
+
     try:
-        saved = read_json(path)
         name, rules = saved["name"], saved["rules"]
-        tokenizer = TrainedTokenizer(name, **rules) if rules else load_tokenizer(None, name)
+        tokenizer: Tokenizer
+        if rules:
+            tokenizer = (LibraryTokenizer if "library" in rules else TrainedTokenizer)(name, **rules)
+        elif "vocabulary" in saved:
+            tokenizer = gpt2_of({token: index for index, token in enumerate(saved["vocabulary"]) if token})
+        else:
+            tokenizer = gpt2_tokenizer(path.parent) if name == "gpt2" else load_tokenizer(None, name)
         expected = saved["fingerprint"]
     except PacelineError:
         raise
@@ -239,6 +313,6 @@ def byte_letters() -> dict[int, str]:
     return {value: chr(value) for value in printable} | {value: chr(256 + n) for n, value in enumerate(hidden)}
 
 
-def _check_size(name: str, size: int) -> None:
+def check_size(name: str, size: int) -> None:
     if size > MAX_VOCAB_SIZE:
         raise ConfigError(f"tokenizer {name}: {size:,} tokens; shards hold ids below {MAX_VOCAB_SIZE:,}, use fewer")

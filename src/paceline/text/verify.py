@@ -19,7 +19,7 @@ from paceline.text.manifest import FILE_NAME, read_dataset
 from paceline.text.sources import kind_of
 from paceline.text.token_files import how_to_convert
 from paceline.text.tokenizer import FILE_NAME as TOKENIZER_FILE
-from paceline.text.tokenizer import load_tokenizer, saved_identity
+from paceline.text.tokenizer import carried_identity, load_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +87,12 @@ def _check_tokenizer(folder: Path, shards: list[Shard]) -> Iterator[FileCheck]:
         return
     problem = None
     try:
-        loadable = read_json(path).get("name") != "gpt2"  # whose vocabulary is not in the file and may need a download
+        saved = read_json(path)
+        loadable = saved.get("name") != "gpt2" or "vocabulary" in saved  # an older file may need a download
         if loadable:
             load_tokenizer(folder, "")
-        if other := made_with_another(shards, saved_identity(folder)):
+        carried = carried_identity(folder)
+        if carried is not None and (other := made_with_another(shards, carried.names)):
             problem = f"not the tokenizer that {other.path.name} was made with; put that one back or prepare again"
     except (PacelineError, AttributeError) as error:
         loadable, problem = False, str(error).removeprefix(f"{path}: ")

@@ -209,4 +209,5 @@ def _tokenizer(data: Dataset, machine: Machine) -> tuple[Tokenizer | None, Machi
     try:
         return data.tokenizer(), machine
     except PacelineError as error:
-        return None, replace(machine, notes=(*machine.notes, f"no sample and no bits per byte: {error}"))
+        note = f"no sample and no bits per byte: {error}"
+        return None, replace(machine, notes=(*machine.notes, note), lacks=(*machine.lacks, note))

@@ -23,7 +23,8 @@ from paceline.evaluate.export.stock import stock_config, stock_shape, stock_weig
 from paceline.evaluate.export.tokenizer_files import library_tokenizer, tokenizer_config
 from paceline.evaluate.load import SavedRun
 from paceline.metrics.card import read_card
-from paceline.text.tokenizer import FILE_NAME, Tokenizer, load_tokenizer
+from paceline.settings.data import is_path
+from paceline.text.tokenizer import END_OF_TEXTS, FILE_NAME, Tokenizer, load_tokenizer
 
 Target = Literal["hf", "safetensors"]
 WEIGHTS = "model.safetensors"
@@ -50,7 +51,7 @@ def _write_hf(saved: SavedRun, folder: Path) -> None:
     length = saved.config.batch.sequence_tokens
     tokenizer, card = _tokenizer_of(saved), read_card(saved.folder.path)
     write_json(folder / "tokenizer.json", library_tokenizer(tokenizer))
-    write_json(folder / "tokenizer_config.json", tokenizer_config(length))
+    write_json(folder / "tokenizer_config.json", tokenizer_config(length, tokenizer.end_of_text_word))
     weights, shape = saved.checkpoint.model, stock_shape(model)
     if shape is None:
         config = hf_config(model, sequence_tokens=length, windows=saved.windows, end_of_text=end_of_text)
@@ -60,7 +61,7 @@ def _write_hf(saved: SavedRun, folder: Path) -> None:
     else:
         config = stock_config(model, shape, sequence_tokens=length, end_of_text=end_of_text)
         tensors = stock_weights(model, shape, weights)
-    write_json(folder / "config.json", config)
+    write_json(folder / "config.json", {**config, "prefix": tokenizer.end_of_text_word})
     write_json(folder / "generation_config.json", generation_config(model, end_of_text=end_of_text))
     readme = model_card(card, step=saved.checkpoint.step, own_code=shape is None)
     (folder / "README.md").write_text(readme, encoding="utf-8")
@@ -88,7 +89,7 @@ def _write_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
 
 def _tokenizer_of(saved: SavedRun) -> Tokenizer:
     name, folder = saved.config.data.tokenizer, saved.folder.path
-    if name not in ("gpt2", "bytes") and not (folder / FILE_NAME).exists():
+    if name not in END_OF_TEXTS and not is_path(name) and not (folder / FILE_NAME).exists():
         raise RunError(f"{folder / FILE_NAME}: does not exist, so {name} is lost; --to safetensors needs no tokenizer")
     return load_tokenizer(folder, name)
 

@@ -1,6 +1,6 @@
 """Our tokenizers as files that transformers loads: tokenizer.json of the tokenizers library, and its settings.
 
-All three kinds are byte-level BPEs there; raw bytes are one without merges. A text's ids are its own, as GPT-2's
+All kinds are byte-level BPEs there; raw bytes are one without merges. A text's ids are its own, as GPT-2's
 tokenizer gives them, so that lm-evaluation-harness asks the exported model what it asks ours; with end-of-text before
 every text it would count that token's loss in a perplexity. `pipeline` puts the `prefix` of config.json before a
 prompt, which is end-of-text spelled out, so texts that spell it are read as that token, as GPT-2's tokenizer reads
@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from paceline.text.library_tokenizer import LibraryTokenizer
 from paceline.text.tokenizer import END_OF_TEXT, ByteTokenizer, Tokenizer, byte_letters
 
 Pair = tuple[str, str]
@@ -22,6 +23,11 @@ def library_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
     """tokenizer.json: gives the ids of `tokenizer` for every text."""
     import tokenizers
 
+    if isinstance(tokenizer, LibraryTokenizer):
+        whole = tokenizers.Tokenizer.from_str(json.dumps(tokenizer.library))
+        whole.add_special_tokens([tokenizer.end_of_text_word])
+        as_read: dict[str, Any] = json.loads(whole.to_str())
+        return as_read
     vocabulary = {_spelled(token): index for index, token in enumerate(tokenizer.token_bytes)}
     vocabulary = {word: index for word, index in vocabulary.items() if index != tokenizer.end_of_text}
     vocabulary[END_OF_TEXT] = tokenizer.end_of_text
@@ -34,11 +40,11 @@ def library_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
     return found
 
 
-def tokenizer_config(sequence_tokens: int) -> dict[str, Any]:
+def tokenizer_config(sequence_tokens: int, end_of_text: str = END_OF_TEXT) -> dict[str, Any]:
     """tokenizer_config.json. Batches are padded on the left, where generation wants it."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        **dict.fromkeys(("bos_token", "eos_token", "pad_token"), END_OF_TEXT),
+        **dict.fromkeys(("bos_token", "eos_token", "pad_token"), end_of_text),
         "padding_side": "left",
         "model_max_length": sequence_tokens,
         "clean_up_tokenization_spaces": False,

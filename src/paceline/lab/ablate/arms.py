@@ -15,11 +15,12 @@ from typing import Any, Literal
 from paceline.core.command_line import Hidden
 from paceline.core.errors import ConfigError, UserError
 from paceline.core.files import write_json
-from paceline.core.schema import changes, read_json
+from paceline.core.schema import changes, flatten, read_json
 from paceline.lab.ablate.parts import Part, idle, judged_alike, parts_of, picked
 from paceline.lab.technique import flag_words
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
+from paceline.settings.data import NAMED_TOGETHER
 from paceline.settings.run import RunConfig
 
 PLAN_FILE = "plan.json"
@@ -148,7 +149,10 @@ def _arms_of(part: Part, base: RunConfig, full: RunConfig, choice: Choice) -> li
 def _words(config: RunConfig, scale: str) -> tuple[str, ...]:
     """The command that makes this config: a preset, shrunk and shortened, and a flag for all that differs then."""
     start = with_steps(scaled(preset(config.preset), parse_scale(scale)), config.steps)
-    flags = [word for change in changes(start, config) for word in flag_words(change.field, change.after)]
+    values = {change.field: change.after for change in changes(start, config)}
+    if not values.keys().isdisjoint(NAMED_TOGETHER):  # what is not stated would follow the data
+        values |= {name: value for name, value in flatten(config) if name in NAMED_TOGETHER}
+    flags = [word for name, value in values.items() for word in flag_words(name, value)]
     return (config.preset, "--scale", scale, "--steps", str(config.steps), *flags, "--no-finish")
 
 
