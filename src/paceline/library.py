@@ -26,8 +26,10 @@ from paceline.lab.technique import with_values
 from paceline.metrics.card import RunCard, read_card
 from paceline.metrics.metrics_file import EvalMetrics, StepMetrics, read_metrics
 from paceline.metrics.sinks import OnMetrics
+from paceline.recipes.plugins import load_plugins, load_plugins_for, with_plugins
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
+from paceline.settings.plugins import Plugin, not_loaded
 from paceline.settings.run import RunConfig
 from paceline.text.config import PrepareConfig
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EvalMetrics",
     "PacelineError",
+    "Plugin",
     "Run",
     "RunConfig",
     "StepMetrics",
@@ -90,8 +93,15 @@ def presets() -> list[str]:
     return list(PRESETS)
 
 
-def configure(name: str = "demo", changes: Mapping[str, Any] | None = None, *, scale: float | str = 1.0) -> RunConfig:
-    """The preset `name`, shrunk to `scale` (a number in (0, 1], or "1/16"), with these settings changed.
+def configure(
+    name: str = "demo",
+    changes: Mapping[str, Any] | None = None,
+    *,
+    scale: float | str = 1.0,
+    plugins: Sequence[str | Path] = (),
+) -> RunConfig:
+    """The preset `name`, shrunk to `scale` (a number in (0, 1], or "1/16"), with these settings changed. `plugins` are
+    files of yours, which are executed and whose names it may use (docs/plug-ins.md).
 
     `changes` goes from dotted names to values: {"model.softcap": None, "seed": 3}; a folder may be a Path.
     "steps" scales the schedule, as --steps does. `dataclasses.replace` works on the result, too. Raises PacelineError
@@ -99,7 +109,8 @@ def configure(name: str = "demo", changes: Mapping[str, Any] | None = None, *, s
     _expect(name, str, "the name of a preset", '"demo"')
     settings = {} if changes is None else changes
     _expect(settings, Mapping, "a mapping of settings", '{"seed": 3}')
-    config = scaled(preset(name), parse_scale(str(scale)))
+    brought = load_plugins(_files(plugins))
+    config = with_plugins(scaled(preset(name), parse_scale(str(scale))), brought)
     left = {field: str(value) if isinstance(value, Path) else value for field, value in settings.items()}
     known = {field for field, _ in flatten(config)}
     if unknown := [field for field in left if field not in known]:
@@ -118,6 +129,10 @@ def pretrain(config: RunConfig, *, out: str | Path | None = None, on_metrics: On
     _expect(config, RunConfig, "a config", 'configure("demo")')
     if on_metrics is not None and not callable(on_metrics):
         raise ConfigError(f"on_metrics {on_metrics!r:.40} cannot be called; give a function of one record")
+    if missing := not_loaded(config.plugins):
+        raise ConfigError(
+            f"the plug-in {missing[0]} is not loaded, or was changed since; configure(..., plugins=[FILE])"
+        )
     limit_openmp_spin()
     from paceline.train.run import start_run
 
@@ -129,9 +144,11 @@ def pretrain(config: RunConfig, *, out: str | Path | None = None, on_metrics: On
     return Run(folder.path)
 
 
-def load(where: str | Path = "latest") -> "Run":
-    """A run by its folder, its name under runs/, or "latest". Raises PacelineError if there is none."""
+def load(where: str | Path = "latest", *, plugins: Sequence[str | Path] = ()) -> "Run":
+    """A run by its folder, its name under runs/, or "latest". Raises PacelineError if there is none. `plugins` are
+    those that it was trained with, the same files; predicting needs only one with the model's activation."""
     _expect(where, str | Path, "the folder of a run", '"runs/demo"')
+    load_plugins_for(where, _files(plugins))
     return Run(open_run(where).path)
 
 
@@ -187,6 +204,12 @@ def ablate(
         again = f"{cure}the same call tries them again"
         raise RunError(f"{folder}: {count} runs did not count, the first {first.run}: {first.why}; {again}")
     return found
+
+
+def _files(plugins: Sequence[str | Path]) -> Sequence[str | Path]:
+    if isinstance(plugins, str | Path):
+        raise ConfigError(f"plugins {plugins!s:.60} is no list of files; give one such as [{str(plugins)!r:.60}]")
+    return plugins
 
 
 def _expect(value: Any, kind: Any, what: str, example: str) -> None:

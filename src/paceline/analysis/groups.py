@@ -131,7 +131,8 @@ class Group(Generic[R]):
     def recipe(self) -> str:
         """In words: the preset, the steps and what differs from the preset."""
         changed = [f"{name} {setting(value)}" for name, value in changed_settings(self.first).items()]
-        return ", ".join([self.first.card.preset, f"{self.first.card.steps:,} steps", *changed])
+        card = self.first.card
+        return ", ".join([card.preset, f"{card.steps:,} steps", *changed, *(f"plug-in {one}" for one in card.plugins)])
 
 
 def changed_settings(run: StoredRun) -> dict[str, Any]:

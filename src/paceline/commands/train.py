@@ -13,7 +13,7 @@ import tyro
 
 from paceline.analysis.facts import beside_bits_per_byte
 from paceline.checkpoint.run_folder import RunFolder, new_run, only_writer, open_run
-from paceline.core.command_line import ASKS_FOR_HELP, Bare, OptionalPreset, parse
+from paceline.core.command_line import ASKS_FOR_HELP, Bare, OptionalPreset, Repeated, parse
 from paceline.core.errors import ConfigError, PacelineError, RunError, naming_files
 from paceline.core.migrations import leaves
 from paceline.core.schema import changes, to_dict
@@ -21,10 +21,12 @@ from paceline.core.units import human_seconds
 from paceline.evaluate.config import SamplingConfig
 from paceline.metrics.card import RunCard, read_card, write_card
 from paceline.parallel.rank0_errors import rank0_errors
+from paceline.recipes.plugins import load_plugins, load_plugins_of, with_plugins
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
 from paceline.settings.idle import why_idle
 from paceline.settings.parallel import SlurmConfig
+from paceline.settings.plugins import PluginRef
 from paceline.settings.run import MAY_CHANGE_ON_RESUME, RunConfig, read_config
 from paceline.settings.schedule import windows_at
 
@@ -50,6 +52,9 @@ class PresetArgs:
     """Settings from a file, in place of a preset: a run's config.json, or a TOML with what differs from a preset."""
     like: str | None = None
     """Settings of this run (a folder, a name under runs/, or `latest`), in place of a preset."""
+    plugin: Repeated[str] = ()
+    """A Python file of yours with activations, loss terms, optimizer rules, rate shapes or presets (docs/plug-ins.md).
+    It is executed. May be given several times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +259,7 @@ def _sample(folder: RunFolder, done: "Finished", tokenizer: "Tokenizer") -> str:
     return sample_text(model, tokenizer, "", SamplingConfig(), windows=windows, new_tokens=SAMPLE_TOKENS)
 
 
-def _beginning(argv: Sequence[str]) -> RunConfig:
+def _beginning(argv: Sequence[str], plugins: Sequence[PluginRef]) -> RunConfig:
     """The preset that is named, or what a file or another run has."""
     named = argv[0] if argv and not argv[0].startswith("-") else "demo"
     path, run = _value_of("--config", argv), _value_of("--like", argv)
@@ -264,7 +269,7 @@ def _beginning(argv: Sequence[str]) -> RunConfig:
         return preset(named)
     from paceline.recipes.config_file import config_in
 
-    return config_in(Path(path) if path is not None else open_run(str(run)).config, named)
+    return config_in(Path(path) if path is not None else open_run(str(run)).config, named, plugins)
 
 
 def base_config(argv: Sequence[str]) -> RunConfig:
@@ -273,11 +278,14 @@ def base_config(argv: Sequence[str]) -> RunConfig:
     if ASKS_FOR_HELP.isdisjoint(argv) and (run := _value_of("--resume", argv)) is not None:
         from paceline.checkpoint.verified import read_run_config
 
-        config, trouble = read_run_config(open_run(run), read_config, may_change=MAY_CHANGE_ON_RESUME)
+        folder = open_run(run)
+        config, trouble = read_run_config(folder, read_config, may_change=MAY_CHANGE_ON_RESUME)
         if trouble is not None and os.environ.get("RANK", "0") == "0":
             print(trouble)
-        return config
-    config = _beginning(argv)
+        load_plugins_of(config, plugins_in(argv), folder.path)
+        return with_plugins(config, ())
+    brought = load_plugins(plugins_in(argv))
+    config = with_plugins(_beginning(argv, brought), brought)
     if (scale := _value_of("--scale", argv)) is not None:
         config = scaled(config, parse_scale(scale))
     with contextlib.suppress(ValueError):  # not a number: the parser will say so
@@ -286,12 +294,21 @@ def base_config(argv: Sequence[str]) -> RunConfig:
     return config
 
 
+def plugins_in(argv: Sequence[str]) -> list[str]:
+    return _values_of("--plugin", argv)
+
+
 def _value_of(flag: str, argv: Sequence[str]) -> str | None:
-    """The last value given to a flag, in either spelling. tyro reads it again; here it decides the defaults."""
-    value = None
-    for word, following in itertools.zip_longest(argv, argv[1:]):
+    """The last value given to a flag."""
+    return next(reversed(_values_of(flag, argv)), None)
+
+
+def _values_of(flag: str, argv: Sequence[str]) -> list[str]:
+    """All values given to a flag, in either spelling. tyro reads it again; here it decides the defaults."""
+    values = list[str]()
+    for word, following in itertools.pairwise((*argv, "")):
         if word == flag:
-            value = following
+            values.append(following)
         elif word.startswith(f"{flag}="):
-            value = word.split("=", 1)[1]
-    return value
+            values.append(word.split("=", 1)[1])
+    return values

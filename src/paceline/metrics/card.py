@@ -20,6 +20,7 @@ from paceline.core.migrations import migrate_field
 from paceline.core.schema import changes, from_dict, read_json, to_dict
 from paceline.metrics.meter import Meter
 from paceline.metrics.metrics_file import EvalMetrics, finite
+from paceline.settings.plugins import PluginRef
 
 CARD_FILE = "card.json"
 CARD_LOCK = ".card.lock"
@@ -113,6 +114,8 @@ class RunCard:
     """Fingerprints of the data that it went on with after those (`--allow-other-data`)."""
     diff: tuple[FieldChange, ...] = ()
     """Where the config differs from its preset."""
+    plugins: tuple[PluginRef, ...] = ()
+    """Files of the user's own that it was given."""
     code_version: CodeVersion
     environment: dict
     """As `core.environment.environment` gives it."""
@@ -152,6 +155,7 @@ def card_diff(preset: Any, config: Any) -> tuple[FieldChange, ...]:
     return tuple(
         FieldChange(field=change.field, before=_listed(change.before), after=_listed(change.after))
         for change in changes(preset, config)
+        if change.field != "plugins"  # a field of the card
     )
 
 

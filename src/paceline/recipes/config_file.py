@@ -2,24 +2,26 @@
 preset. What it does not state is the preset's; flags come on top. No torch."""
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.core.migrations import migrate_config
-from paceline.core.schema import read_json, to_dict
+from paceline.core.schema import plain, read_json, to_dict
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import with_steps
+from paceline.settings.plugins import PluginRef
 from paceline.settings.run import RunConfig, read_config
 
 
-def config_in(path: Path, default_preset: str) -> RunConfig:
-    """The config that a file states, on top of the preset that it names. As on the command line, other steps scale the
-    preset's schedule."""
+def config_in(path: Path, default_preset: str, plugins: Sequence[PluginRef] = ()) -> RunConfig:
+    """The config that a file states, on top of the preset that it names, with these plug-ins. As on the command line,
+    other steps scale the preset's schedule."""
     values = _underscored(_read(path)) if path.suffix == ".toml" else _read(path)
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: holds no settings by name; give a run's config.json or a TOML")
-    stated = migrate_config(values)
+    stated = {**migrate_config(values), "plugins": plain(plugins)}  # those given now, whatever a run of it had
     base, steps = preset(str(stated.get("preset", default_preset))), stated.get("steps")
     if type(steps) is int and steps > 0:
         base = with_steps(base, steps)

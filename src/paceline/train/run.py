@@ -141,7 +141,8 @@ def _launched(config: RunConfig, folder: RunFolder, preset: RunConfig, ranks: Ra
 
 def agreed_facts(config: RunConfig) -> dict[str, str]:
     """What ranks must agree on. Each may find the data at a place of its own."""
-    settings = {f"--{name}": str(value) for name, value in flatten(config) if name != "data.dir"}
+    settings = {f"--{name}": str(value) for name, value in flatten(config) if name not in ("data.dir", "plugins")}
+    settings["--plugin"] = ", ".join(map(str, config.plugins)) or "none"
     return {"the code's digest": code_digest(), "torch": torch.__version__, **settings}
 
 
@@ -270,6 +271,7 @@ def first_card(launch: Launch, run: Assembly, fit: Fit) -> RunCard:
         parameters=sum(parameter.numel() for parameter in run.model.parameters()),
         data_fingerprint=run.data.train.fingerprint,
         diff=card_diff(launch.preset, config),
+        plugins=config.plugins,
         code_version=code_version(),
         environment=environment(),
         started=now(),

@@ -23,6 +23,7 @@ from paceline.evaluate.export.stock import stock_config, stock_shape, stock_weig
 from paceline.evaluate.export.tokenizer_files import library_tokenizer, tokenizer_config
 from paceline.evaluate.load import SavedRun
 from paceline.metrics.card import read_card
+from paceline.settings.model import ACTIVATIONS
 from paceline.text.tokenizer import FILE_NAME, Tokenizer, load_tokenizer
 
 Target = Literal["hf", "safetensors"]
@@ -47,6 +48,9 @@ def check_free(out: Path) -> None:
 
 def _write_hf(saved: SavedRun, folder: Path) -> None:
     model, end_of_text = saved.config.model, saved.config.data.end_of_text
+    if model.activation not in ACTIVATIONS:
+        why = f"--model.activation {model.activation} is of a plug-in, whose code an export does not carry"
+        raise UserError(f"{saved.folder.path}: {why}; use --to safetensors")
     length = saved.config.batch.sequence_tokens
     tokenizer, card = _tokenizer_of(saved), read_card(saved.folder.path)
     write_json(folder / "tokenizer.json", library_tokenizer(tokenizer))

@@ -15,9 +15,10 @@ from typing import Any, Literal
 from paceline.core.command_line import Hidden
 from paceline.core.errors import ConfigError, UserError
 from paceline.core.files import write_json
-from paceline.core.schema import changes, read_json
+from paceline.core.schema import changes, plain, read_json
 from paceline.lab.ablate.parts import Part, idle, judged_alike, parts_of, picked
 from paceline.lab.technique import flag_words
+from paceline.recipes.plugins import plugin_words
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
 from paceline.settings.run import RunConfig
@@ -107,6 +108,7 @@ class Plan:
             "preset": self.full.preset,
             "against": self.base.preset,
             "runs": [{"folder": run.name, "train": list(run.words)} for run in self.runs],
+            **({"plugins": plain(self.full.plugins)} if self.full.plugins else {}),
         }
 
 
@@ -148,7 +150,8 @@ def _arms_of(part: Part, base: RunConfig, full: RunConfig, choice: Choice) -> li
 def _words(config: RunConfig, scale: str) -> tuple[str, ...]:
     """The command that makes this config: a preset, shrunk and shortened, and a flag for all that differs then."""
     start = with_steps(scaled(preset(config.preset), parse_scale(scale)), config.steps)
-    flags = [word for change in changes(start, config) for word in flag_words(change.field, change.after)]
+    differing = [change for change in changes(start, config) if change.field != "plugins"]
+    flags = [*plugin_words(config), *(word for c in differing for word in flag_words(c.field, c.after))]
     return (config.preset, "--scale", scale, "--steps", str(config.steps), *flags, "--no-finish")
 
 
@@ -175,4 +178,6 @@ def _difference(there: Any, plan: Plan) -> str:
     for old, new in zip(kept, (" ".join(run.words) for run in plan.runs), strict=True):
         if old != new:
             return f"was begun with `paceline train {old}` where this command has `paceline train {new}`"
+    if there.get("plugins", []) != plan.as_json().get("plugins", []):
+        return "was begun with other plug-ins, or another version of them"
     return "was begun with other names of folders"
