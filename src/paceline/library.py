@@ -120,8 +120,15 @@ def configure(
     return with_values(config, left)
 
 
-def pretrain(config: RunConfig, *, out: str | Path | None = None, on_metrics: OnMetrics | None = None) -> "Run":
-    """Train `config` from step 0 in this process and return the run, in the folder `out` or a new one in `runs/`.
+def pretrain(
+    config: RunConfig,
+    *,
+    out: str | Path | None = None,
+    init_from: str | Path | None = None,
+    on_metrics: OnMetrics | None = None,
+) -> "Run":
+    """Train `config` from step 0 in this process and return the run, in the folder `out` or a new one in `runs/`. With
+    `init_from` it begins with the weights of that run or export.
 
     `on_metrics` gets every record that goes into metrics.jsonl, of a step or of a validation, soon after it was made,
     in place of the lines that are printed otherwise. If it returns True the run stops well, with a checkpoint; what it
@@ -139,7 +146,12 @@ def pretrain(config: RunConfig, *, out: str | Path | None = None, on_metrics: On
     began = time.perf_counter()
     with new_run(config.preset, None if out is None else str(out)) as folder:
         start_run(
-            config, folder, preset=preset(config.preset), on_metrics=on_metrics, age=lambda: time.perf_counter() - began
+            config,
+            folder,
+            preset=preset(config.preset),
+            on_metrics=on_metrics,
+            age=lambda: time.perf_counter() - began,
+            init_from=None if init_from is None else str(init_from),
         )
     return Run(folder.path)
 

@@ -61,6 +61,9 @@ class PresetArgs:
 class TrainArgs(PresetArgs):
     out: str | None = None
     """Run folder; runs/<preset> otherwise."""
+    init_from: str | None = None
+    """Begin with the weights of this run (as evaluated) or export, if names and shapes fit; optimizer, schedule and
+    data begin anew."""
     resume: str | None = None
     """Continue this run (a folder, a name under runs/, or `latest`) from its newest good checkpoint."""
     rewind: int | None = None
@@ -161,7 +164,9 @@ def _start(arguments: TrainArgs) -> tuple[RunFolder, "Finished"]:
     elsewhere = contextlib.nullcontext(RunFolder(Path(name)))  # rank 0 alone writes
     with new_run(name, arguments.out, launch=launch) if ranks.is_main else elsewhere as folder:
         again = launch is not None
-        return folder, start_run(arguments.config, folder, preset=preset(name), ranks=ranks, again=again)
+        return folder, start_run(
+            arguments.config, folder, preset=preset(name), ranks=ranks, again=again, init_from=arguments.init_from
+        )
 
 
 def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finished"]:
@@ -181,8 +186,17 @@ def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finish
     with only_writer(folder.path) if ranks.is_main else contextlib.nullcontext():
         with contextlib.suppress(RunError):  # without a card the remaining steps are made, if there are any
             again = arguments.rewind is not None or arguments.restart
-            if not again and read_card(folder.path).finished:
-                raise ConfigError(f"--resume {folder.path}: this run is finished; start another with `paceline train`")
+            card = read_card(folder.path)
+            if not again and card.finished and card.steps >= config.steps:
+                cure = "give it more with --steps N, or start another with `paceline train`"
+                raise ConfigError(f"--resume {folder.path}: this run is finished; {cure}")
+            if arguments.restart and card.init_from is not None and arguments.init_from is None:
+                cure = "name them by --init-from, or start a new run"
+                raise ConfigError(f"--restart: the run began with the weights of {card.init_from}; {cure}")
+        if arguments.init_from is not None and not arguments.restart and folder.checkpoints():
+            raise ConfigError(
+                f"--init-from {arguments.init_from}: {folder.path} has begun; start a new run, or --restart"
+            )
         return folder, resume_run(
             config,
             folder,
@@ -191,6 +205,7 @@ def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finish
             rewind=arguments.rewind,
             restart=arguments.restart,
             allow_other_data=arguments.allow_other_data,
+            init_from=arguments.init_from,
         )
 
 
@@ -283,7 +298,7 @@ def base_config(argv: Sequence[str]) -> RunConfig:
         if trouble is not None and os.environ.get("RANK", "0") == "0":
             print(trouble)
         load_plugins_of(config, plugins_in(argv), folder.path)
-        return with_plugins(config, ())
+        return _extended(with_plugins(config, ()), folder, argv)
     brought = load_plugins(plugins_in(argv))
     config = with_plugins(_beginning(argv, brought), brought)
     if (scale := _value_of("--scale", argv)) is not None:
@@ -291,6 +306,20 @@ def base_config(argv: Sequence[str]) -> RunConfig:
     with contextlib.suppress(ValueError):  # not a number: the parser will say so
         if (steps := int(_value_of("--steps", argv) or 0)) > 0:
             config = with_steps(config, steps)
+    return config
+
+
+def _extended(config: RunConfig, folder: RunFolder, argv: Sequence[str]) -> RunConfig:
+    """The config of a resumed run with the steps that are asked for, or that its card says it is being extended to."""
+    planned, wanted = config.steps, _value_of("--steps", argv)
+    if wanted is not None:
+        if wanted.isdecimal() and int(wanted) < planned:
+            raise ConfigError(f"--steps {wanted}: {folder.path} has {planned:,} steps, and can only be given more")
+        return with_steps(config, int(wanted)) if wanted.isdecimal() else config  # the parser will say so
+    with contextlib.suppress(RunError):
+        card = read_card(folder.path)
+        if card.extended and card.steps > planned:  # it has saved nothing since
+            return with_steps(config, card.steps)
     return config
 
 

@@ -39,6 +39,18 @@ class FieldChange:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InitFrom:
+    """Where a run's first weights came from (`--init-from`)."""
+
+    name: str  # of the run or the export, without the way there
+    step: int | None  # of the run's checkpoint
+    fingerprint: str  # of the weights themselves: a run and its export have the same
+
+    def __str__(self) -> str:
+        return f"{self.name}{'' if self.step is None else f' at step {self.step:,}'} ({self.fingerprint[:12]})"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """What a checkpoint was worth on one thing, judged after training (`paceline evaluate`)."""
 
@@ -112,6 +124,10 @@ class RunCard:
     data_fingerprint: str
     other_data: tuple[str, ...] = ()
     """Fingerprints of the data that it went on with after those (`--allow-other-data`)."""
+    init_from: InitFrom | None = None
+    """None: it began with weights of its own."""
+    extended: tuple[tuple[int, ...], ...] = ()
+    """A row for each time that it was given more steps: the step reached, and the steps it was planned for by then."""
     diff: tuple[FieldChange, ...] = ()
     """Where the config differs from its preset."""
     plugins: tuple[PluginRef, ...] = ()

@@ -206,11 +206,17 @@ def saved_end_of_text(folder: Path) -> int | None:
 def saved_identity(folder: Path) -> frozenset[str]:
     """How a shard's manifest may call the tokenizer that `folder` carries: by its fingerprint, or by name in those that
     were downloaded. Read without loading it; empty where there is none to compare."""
+    if (fingerprint := saved_fingerprint(folder)) is None:
+        return frozenset()  # a file without one is refused when it is loaded
+    return frozenset({str(read_json(folder / FILE_NAME).get("name")), fingerprint})
+
+
+def saved_fingerprint(folder: Path) -> str | None:
+    """Of the tokenizer that `folder` carries, without loading it."""
     path = folder / FILE_NAME
     saved = read_json(path) if path.exists() else None
-    if not isinstance(saved, dict) or not isinstance(saved.get("fingerprint"), str):
-        return frozenset()  # a file without one is refused when it is loaded
-    return frozenset({str(saved.get("name")), saved["fingerprint"]})
+    found = saved.get("fingerprint") if isinstance(saved, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def _load_saved(path: Path) -> Tokenizer:

@@ -24,7 +24,7 @@ from paceline.evaluate.export.tokenizer_files import library_tokenizer, tokenize
 from paceline.evaluate.load import SavedRun
 from paceline.metrics.card import read_card
 from paceline.settings.model import ACTIVATIONS
-from paceline.text.tokenizer import FILE_NAME, Tokenizer, load_tokenizer
+from paceline.text.tokenizer import FILE_NAME, Tokenizer, load_tokenizer, saved_fingerprint
 
 Target = Literal["hf", "safetensors"]
 WEIGHTS = "model.safetensors"
@@ -78,6 +78,7 @@ def _write_plain(saved: SavedRun, folder: Path) -> None:
         "window_tokens": list(saved.windows),
         "end_of_text": saved.config.data.end_of_text,
         "tokenizer": saved.config.data.tokenizer,
+        "tokenizer_fingerprint": saved_fingerprint(saved.folder.path),
         "model": to_dict(saved.config.model),
     }
     write_json(folder / "architecture.json", facts)
