@@ -10,7 +10,7 @@ raise `PacelineError` with the line that the command would print. torch is impor
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from paceline.evaluate.load import LoadedRun
     from paceline.lab.compare.compare import Comparison
     from paceline.text.manifest import DatasetManifest
+    from paceline.train.on_step import OnStep
 
 __all__ = [
     "EvalMetrics",
@@ -126,16 +127,23 @@ def pretrain(
     out: str | Path | None = None,
     init_from: str | Path | None = None,
     on_metrics: OnMetrics | None = None,
+    on_step: "OnStep | None" = None,
+    on_step_at: Container[int] | None = None,
 ) -> "Run":
     """Train `config` from step 0 in this process and return the run, in the folder `out` or a new one in `runs/`. With
     `init_from` it begins with the weights of that run or export.
 
     `on_metrics` gets every record that goes into metrics.jsonl, of a step or of a validation, soon after it was made,
-    in place of the lines that are printed otherwise. If it returns True the run stops well, with a checkpoint; what it
-    raises ends the run and is raised here."""
+    in place of the lines that are printed otherwise. `on_step` gets a `StepView` of model and optimizer, which it may
+    only look at, after every number of updates in `on_step_at`, such as range(0, 311, 50); None: after every step, and
+    before the first. If one of them returns True the run stops well, with a checkpoint; what it raises ends the run and
+    is raised here."""
     _expect(config, RunConfig, "a config", 'configure("demo")')
-    if on_metrics is not None and not callable(on_metrics):
-        raise ConfigError(f"on_metrics {on_metrics!r:.40} cannot be called; give a function of one record")
+    for name, function in (("on_metrics", on_metrics), ("on_step", on_step)):
+        if function is not None and not callable(function):
+            raise ConfigError(f"{name} {function!r:.40} cannot be called; give a function of one record")
+    if on_step_at is not None:
+        _expect(on_step_at, Container, "a collection of steps", "range(0, 311, 50)")
     if missing := not_loaded(config.plugins):
         raise ConfigError(
             f"the plug-in {missing[0]} is not loaded, or was changed since; configure(..., plugins=[FILE])"
@@ -152,6 +160,7 @@ def pretrain(
             on_metrics=on_metrics,
             age=lambda: time.perf_counter() - began,
             init_from=None if init_from is None else str(init_from),
+            on_step=None if on_step is None else (on_step, on_step_at),
         )
     return Run(folder.path)
 

@@ -1,4 +1,4 @@
-"""`--init-from`: the weights of a run or an export, and nothing else of it; `--resume --steps`: a run with more steps."""
+"""`--init-from`: weights of a run or an export, and nothing else of it; `--resume --steps`: a run with more steps."""
 
 import dataclasses
 import json

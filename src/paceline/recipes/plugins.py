@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from paceline.checkpoint.run_folder import open_run
-from paceline.checkpoint.verified import read_run_config
 from paceline.core.errors import ConfigError
 from paceline.core.files import new_digest
 from paceline.recipes.presets import PRESETS
@@ -32,6 +31,8 @@ def load_plugins(paths: Paths) -> tuple[PluginRef, ...]:
 def load_plugins_for(run: str | Path, paths: Paths) -> None:
     """Load these files to predict with a run: its plug-ins and no others. Which it takes is seen when it is loaded."""
     if paths := tuple(paths):
+        from paceline.checkpoint.verified import read_run_config  # here: with it comes numpy
+
         folder = open_run(run)
         config, _ = read_run_config(folder, read_config, may_change=MAY_CHANGE_ON_RESUME)
         load_plugins_of(config, paths, folder.path, all_of_them=False)

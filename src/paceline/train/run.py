@@ -1,7 +1,7 @@
 """A run from its folder's first file to its finished card. Of several ranks only rank 0 writes."""
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
@@ -32,10 +32,11 @@ from paceline.settings.run import RunConfig
 from paceline.train.assemble import Assembly, assemble_to_fit
 from paceline.train.gradient_step import GradientStep
 from paceline.train.hooks import CheckpointHook, EvaluationHook, MetricsHook, SavedState
-from paceline.train.loop import BEGINNING, Loop, Position
+from paceline.train.loop import BEGINNING, Hook, Loop, Position
 
 if TYPE_CHECKING:
     from paceline.train.average import AverageHook
+    from paceline.train.on_step import OnStep
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Of an error that means that nothing more can be written."""
@@ -71,6 +72,8 @@ class Launch:
     """Go on with data of another fingerprint."""
     init_from: str | None = None
     """The run or export whose weights a run begins with."""
+    on_step: "tuple[OnStep, Container[int] | None] | None" = None
+    """Called between steps, and at which; None: at all."""
 
 
 def start_run(
@@ -83,13 +86,14 @@ def start_run(
     on_metrics: OnMetrics | None = None,
     age: Callable[[], float] = seconds_since_launch,
     init_from: str | None = None,
+    on_step: "tuple[OnStep, Container[int] | None] | None" = None,
 ) -> Finished:
     """Train from step 0, with the weights of the run or export `init_from`, if that is given. `preset` is what the
     card's diff is taken against. `folder` is rank 0's. `again`: a launch that restarts itself may have filled it
-    before; then go on from what it has saved, if anything. `on_metrics` and `age` are for a process that does more than
-    this run; see `Launch`."""
+    before; then go on from what it has saved, if anything. `on_metrics`, `age` and `on_step` are for a process that
+    does more than this run; see `Launch`."""
     with _launched(config, folder, preset, ranks) as launch:
-        launch = replace(launch, on_metrics=on_metrics, age=age, init_from=init_from)
+        launch = replace(launch, on_metrics=on_metrics, age=age, init_from=init_from, on_step=on_step)
         return _go_on_or_begin(launch) if again else begin(launch)
 
 
@@ -224,7 +228,7 @@ def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Posi
     shipped = average[0].shipped if average else nullcontext
     evaluation = EvaluationHook(loop, deferred, sink, before, lambda found: write(judged(card, found, meter)), shipped)
     checkpoints = CheckpointHook(loop, folder, deferred, log, to_dict(launch.config), evaluation.evaluations)
-    loop.hooks = (*average, MetricsHook(loop, deferred), evaluation, bad_steps, checkpoints)
+    loop.hooks = (*average, MetricsHook(loop, deferred), evaluation, *_looking(launch, loop), bad_steps, checkpoints)
     for hook in loop.hooks:
         hook.load(position.states.get(hook.name, {}))
     try:
@@ -267,6 +271,14 @@ def _averages(run: Assembly) -> "list[AverageHook]":
     from paceline.train.average import AverageHook
 
     return [AverageHook(run)]
+
+
+def _looking(launch: Launch, loop: Loop) -> list[Hook]:
+    if launch.on_step is None:
+        return []
+    from paceline.train.on_step import OnStepHook
+
+    return [OnStepHook(loop, *launch.on_step)]
 
 
 def _sinks(launch: Launch, log: JsonlSink | None, card: RunCard, start: int) -> FanOut:

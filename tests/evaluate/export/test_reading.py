@@ -3,12 +3,12 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from evaluate.export.test_stock import narrow
 from paceline.core.errors import RunError
 from paceline.evaluate.export.architecture import hf_weights
 from paceline.evaluate.export.reading import read_export
@@ -17,15 +17,19 @@ from paceline.model.gpt import GPT
 from paceline.recipes.presets import preset
 from paceline.settings.model import ModelConfig
 
-R18 = preset("r18-softcap").model
-SMALL = replace(R18, vocab_size=61, width=48, num_heads=6, head_dim=8)
+
+def narrow(name: str, **changes: Any) -> ModelConfig:
+    small = {"vocab_size": 61, "width": 48, "num_heads": 6, "head_dim": 8}
+    return replace(preset(name).model, **(small | changes))
+
+
 MODELS = {
     "r01-baseline": narrow("r01-baseline"),
     "r01-baseline, apart": narrow("r01-baseline", qkv="separate", tied_lm_head=False),
     "llama-style": narrow("llama-style"),
     "llama-style, joined": narrow("llama-style", qkv="fused", num_kv_heads=3),
-    "r18-softcap": SMALL,
-    "r18-softcap, joined": replace(SMALL, qkv="fused", value_storage="chunks", biases=True, norm="layer"),
+    "r18-softcap": narrow("r18-softcap"),
+    "r18-softcap, joined": narrow("r18-softcap", qkv="fused", value_storage="chunks", biases=True, norm="layer"),
 }
 
 
@@ -52,7 +56,7 @@ def test_an_export_gives_back_the_weights_bit_for_bit(name: str, tmp_path: Path)
 def test_an_export_of_one_storage_is_read_by_a_model_of_another(tmp_path: Path) -> None:
     """Separate projections, exported, are what a model with one joined projection reads as one."""
     weights = write(tmp_path, MODELS["r18-softcap"])
-    found = read_export(tmp_path, replace(SMALL, qkv="fused"))
+    found = read_export(tmp_path, replace(MODELS["r18-softcap"], qkv="fused"))
     parts = [weights[f"blocks.0.attention.{part}"] for part in ("query", "key", "value")]
     assert torch.equal(found["blocks.0.attention.qkv"], torch.cat(parts))
 
