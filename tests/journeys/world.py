@@ -111,6 +111,14 @@ def make_run(path: Path, *, until: int | None = None) -> None:
     paceline.pretrain(config, out=path, on_metrics=stop)
 
 
+def make_plugin(path: Path) -> None:
+    """As the walk-through shows it."""
+    text = (Path(__file__).parents[2] / "docs" / "own-technique.md").read_text(encoding="utf-8")
+    found = re.search(r"^`my_tricks\.py`, new:\n\n```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    path.write_text(found[1], encoding="utf-8")
+
+
 def make_export(path: Path) -> None:
     run = path.parents[1] / "runs" / "demo"
     if not run.exists():
@@ -219,6 +227,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     r"data/[\w-]+$": make_shards,
     r"[\w-]*hellaswag[\w-]*\.jsonl": make_questions,
     r"[\w-]+\.txt": make_text,
+    r"my_tricks\.py$": make_plugin,
     r"(?!runs|data|tasks|docs|src|tests)[\w-]+/$": make_texts,
 }
 """From what a word looks like to how it is made; the first that fits."""

@@ -249,7 +249,7 @@ def test_a_changed_a_missing_and_a_strange_plugin_are_refused_and_nothing_is_exe
 def test_a_config_alone_loads_no_code(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = shutil.copytree(folder / "whole", tmp_path / "run")
     said = refused(["train", "--like", str(run)], capsys)
-    assert "preset 'demo-tricky' does not exist (one of a plug-in needs --plugin FILE)" in said
+    assert "preset 'demo-tricky' does not exist; did you mean demo? (A plug-in's needs --plugin FILE.)" in said
     changed = a_plugin(tmp_path / "changed", TRICKS + "# another version: a new run may have it\n")
     given = ["--like", str(run), "--plugin", str(changed), "--out", str(tmp_path / "like"), "--no-finish"]
     LOADED.clear()

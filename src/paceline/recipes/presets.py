@@ -23,7 +23,7 @@ def preset(name: str) -> RunConfig:
             return _changed(name, one.ref, *one.plugin.presets[name])
     near = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(PRESETS)}"
-    raise ConfigError(f"preset {name!r} does not exist (one of a plug-in needs --plugin FILE); {hint}")
+    raise ConfigError(f"preset {name!r} does not exist; {hint} (A plug-in's needs --plugin FILE.)")
 
 
 def _changed(name: str, plugin: PluginRef, base: str, change: Callable[[RunConfig], RunConfig]) -> RunConfig:

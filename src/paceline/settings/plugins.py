@@ -8,12 +8,9 @@ is paceline's own or belongs to a plug-in that the config lists, so equal config
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from paceline.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from paceline.settings.run import RunConfig
 
 Kind = Literal["activations", "loss_terms", "rules", "rate_shapes", "presets"]
 
@@ -30,8 +27,8 @@ class Plugin:
     """For `optim.matrices` and `optim.groups`: a `Rule` (`optim/rule.py`), with `FACTS` as an attribute."""
     rate_shapes: Mapping[str, Callable[[float], float]] = field(default_factory=dict)
     """For `optim.schedule.shape`: from what remains of the cool-down, 1 to 0, to the multiplier, 1 to 0."""
-    presets: Mapping[str, "tuple[str, Callable[[RunConfig], RunConfig]]"] = field(default_factory=dict)
-    """Presets as another preset's name and the change to it."""
+    presets: Mapping[str, tuple[str, Callable[[Any], Any]]] = field(default_factory=dict)
+    """Each as another preset's name and the change to it: from its `RunConfig` to the new one."""
 
 
 @dataclass(frozen=True, kw_only=True)
