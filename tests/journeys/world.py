@@ -26,6 +26,7 @@ from paceline.metrics.card import read_card
 from paceline.metrics.metrics_file import EvalMetrics, StepMetrics
 from paceline.text.config import PUBLIC
 from paceline.text.shard_writer import write_shard
+from test_documents import shown_file
 from text.hub import Hub, serving
 
 KNOWN_TOKENS = 3000
@@ -112,11 +113,7 @@ def make_run(path: Path, *, until: int | None = None) -> None:
 
 
 def make_plugin(path: Path) -> None:
-    """As the walk-through shows it."""
-    text = (Path(__file__).parents[2] / "docs" / "own-technique.md").read_text(encoding="utf-8")
-    found = re.search(r"^`my_tricks\.py`, new:\n\n```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert found is not None
-    path.write_text(found[1], encoding="utf-8")
+    path.write_text(shown_file(path.name), encoding="utf-8")
 
 
 def make_export(path: Path) -> None:
