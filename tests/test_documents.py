@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ ON_PRESET = {
     "bench step": bench.StepArgs,
     "bench gemm": bench.GemmArgs,
     "plan": plan.PlanArgs,
+    "schedule": train.TrainArgs,
     "ablate": ablate.AblateArgs,
 }
 FENCED = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -52,9 +54,18 @@ def sampled() -> list[Any]:
     return written + [pytest.param(c, marks=pytest.mark.slow if n % 10 else ()) for n, c in enumerate(generated)]
 
 
+def shown_file(name: str) -> str:
+    """A file that a page of docs/ shows as new."""
+    shown = re.compile(rf"^`{re.escape(name)}`, new:\n\n```py\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    return next(found[1] for page in (ROOT / "docs").glob("*.md") if (found := shown.search(page.read_text())))
+
+
 @pytest.mark.parametrize("command", sampled())
-def test_a_documented_command_parses(command: str) -> None:
+def test_a_documented_command_parses(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program, *words = shlex.split(command)
+    for name in (word for before, word in pairwise(words) if before == "--plugin" and word.endswith(".py")):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / name).write_text(shown_file(name))
     if program == "make":
         assert set(words) <= make_targets()
         return

@@ -10,7 +10,7 @@ raise `PacelineError` with the line that the command would print. torch is impor
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
@@ -26,9 +26,11 @@ from paceline.lab.technique import with_values
 from paceline.metrics.card import RunCard, read_card
 from paceline.metrics.metrics_file import EvalMetrics, StepMetrics, read_metrics
 from paceline.metrics.sinks import OnMetrics
+from paceline.recipes.plugins import load_plugins, load_plugins_for, with_plugins
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
 from paceline.settings.data import NAMED_TOGETHER
+from paceline.settings.plugins import Plugin, not_loaded
 from paceline.settings.run import RunConfig
 from paceline.text.config import PrepareConfig
 
@@ -37,10 +39,12 @@ if TYPE_CHECKING:
     from paceline.evaluate.load import LoadedRun
     from paceline.lab.compare.compare import Comparison
     from paceline.text.manifest import DatasetManifest
+    from paceline.train.on_step import OnStep
 
 __all__ = [
     "EvalMetrics",
     "PacelineError",
+    "Plugin",
     "Run",
     "RunConfig",
     "StepMetrics",
@@ -102,8 +106,15 @@ def presets() -> list[str]:
     return list(PRESETS)
 
 
-def configure(name: str = "demo", changes: Mapping[str, Any] | None = None, *, scale: float | str = 1.0) -> RunConfig:
-    """The preset `name`, shrunk to `scale` (a number in (0, 1], or "1/16"), with these settings changed.
+def configure(
+    name: str = "demo",
+    changes: Mapping[str, Any] | None = None,
+    *,
+    scale: float | str = 1.0,
+    plugins: Sequence[str | Path] = (),
+) -> RunConfig:
+    """The preset `name`, shrunk to `scale` (a number in (0, 1], or "1/16"), with these settings changed. `plugins` are
+    files of yours, which are executed and whose names it may use (docs/plug-ins.md).
 
     `changes` goes from dotted names to values: {"model.softcap": None, "seed": 3}; a folder may be a Path.
     "steps" scales the schedule, as --steps does. With "data.dir" the result has the vocabulary of the data there, but
@@ -112,7 +123,8 @@ def configure(name: str = "demo", changes: Mapping[str, Any] | None = None, *, s
     _expect(name, str, "the name of a preset", '"demo"')
     settings = {} if changes is None else changes
     _expect(settings, Mapping, "a mapping of settings", '{"seed": 3}')
-    config = scaled(preset(name), parse_scale(str(scale)))
+    brought = load_plugins(_files(plugins))
+    config = with_plugins(scaled(preset(name), parse_scale(str(scale))), brought)
     left = {field: str(value) if isinstance(value, Path) else value for field, value in settings.items()}
     known = {field for field, _ in flatten(config)}
     if unknown := [field for field in left if field not in known]:
@@ -129,15 +141,33 @@ def configure(name: str = "demo", changes: Mapping[str, Any] | None = None, *, s
     return config
 
 
-def pretrain(config: RunConfig, *, out: str | Path | None = None, on_metrics: OnMetrics | None = None) -> "Run":
-    """Train `config` from step 0 in this process and return the run, in the folder `out` or a new one in `runs/`.
+def pretrain(
+    config: RunConfig,
+    *,
+    out: str | Path | None = None,
+    init_from: str | Path | None = None,
+    on_metrics: OnMetrics | None = None,
+    on_step: "OnStep | None" = None,
+    on_step_at: Container[int] | None = None,
+) -> "Run":
+    """Train `config` from step 0 in this process and return the run, in the folder `out` or a new one in `runs/`. With
+    `init_from` it begins with the weights of that run or export.
 
     `on_metrics` gets every record that goes into metrics.jsonl, of a step or of a validation, soon after it was made,
-    in place of the lines that are printed otherwise. If it returns True the run stops well, with a checkpoint; what it
-    raises ends the run and is raised here."""
+    in place of the lines that are printed otherwise. `on_step` gets a `StepView` of model and optimizer, which it may
+    only look at, after every number of updates in `on_step_at`, such as range(0, 311, 50); None: after every step, and
+    before the first. If one of them returns True the run stops well, with a checkpoint; what it raises ends the run and
+    is raised here."""
     _expect(config, RunConfig, "a config", 'configure("demo")')
-    if on_metrics is not None and not callable(on_metrics):
-        raise ConfigError(f"on_metrics {on_metrics!r:.40} cannot be called; give a function of one record")
+    for name, function in (("on_metrics", on_metrics), ("on_step", on_step)):
+        if function is not None and not callable(function):
+            raise ConfigError(f"{name} {function!r:.40} cannot be called; give a function of one record")
+    if on_step_at is not None:
+        _expect(on_step_at, Container, "a collection of steps", "range(0, 311, 50)")
+    if missing := not_loaded(config.plugins):
+        raise ConfigError(
+            f"the plug-in {missing[0]} is not loaded, or was changed since; configure(..., plugins=[FILE])"
+        )
     limit_openmp_spin()
     from paceline.text.identity import check_identity
     from paceline.train.run import start_run
@@ -147,14 +177,22 @@ def pretrain(config: RunConfig, *, out: str | Path | None = None, on_metrics: On
     began = time.perf_counter()
     with new_run(config.preset, None if out is None else str(out)) as folder:
         start_run(
-            config, folder, preset=preset(config.preset), on_metrics=on_metrics, age=lambda: time.perf_counter() - began
+            config,
+            folder,
+            preset=preset(config.preset),
+            on_metrics=on_metrics,
+            age=lambda: time.perf_counter() - began,
+            init_from=None if init_from is None else str(init_from),
+            on_step=None if on_step is None else (on_step, on_step_at),
         )
     return Run(folder.path)
 
 
-def load(where: str | Path = "latest") -> "Run":
-    """A run by its folder, its name under runs/, or "latest". Raises PacelineError if there is none."""
+def load(where: str | Path = "latest", *, plugins: Sequence[str | Path] = ()) -> "Run":
+    """A run by its folder, its name under runs/, or "latest". Raises PacelineError if there is none. `plugins` are
+    those that it was trained with, the same files; predicting needs only one with the model's activation."""
     _expect(where, str | Path, "the folder of a run", '"runs/demo"')
+    load_plugins_for(where, _files(plugins))
     return Run(open_run(where).path)
 
 
@@ -210,6 +248,12 @@ def ablate(
         again = f"{cure}the same call tries them again"
         raise RunError(f"{folder}: {count} runs did not count, the first {first.run}: {first.why}; {again}")
     return found
+
+
+def _files(plugins: Sequence[str | Path]) -> Sequence[str | Path]:
+    if isinstance(plugins, str | Path):
+        raise ConfigError(f"plugins {plugins!s:.60} is no list of files; give one such as [{str(plugins)!r:.60}]")
+    return plugins
 
 
 def _expect(value: Any, kind: Any, what: str, example: str) -> None:

@@ -107,6 +107,9 @@ def with_steps_that_exist(words: list[str]) -> list[str]:
     for number, word in enumerate(words):
         if found := re.fullmatch(r"(runs/[\w-]+)/checkpoints/step_\d+", word):
             named[number] = str(_checkpoints(found[1])[-1])
+        if word == "--steps" and "--resume" in words:  # more than it has
+            config = open_run(words[words.index("--resume") + 1]).read_config()
+            named[number + 1] = str(config["steps"] + STEPS)
         if word in ("--checkpoint", "--rewind"):
             run = words[words.index("--resume") + 1] if "--resume" in words else words[1]
             named[number + 1] = str(step_of(_checkpoints(run)[-1 if word == "--checkpoint" else 0]))

@@ -26,6 +26,7 @@ from paceline.metrics.card import read_card
 from paceline.metrics.metrics_file import EvalMetrics, StepMetrics
 from paceline.text.config import PUBLIC
 from paceline.text.shard_writer import write_shard
+from test_documents import shown_file
 from text.hub import Hub, serving
 
 KNOWN_TOKENS = 3000
@@ -109,6 +110,10 @@ def make_run(path: Path, *, until: int | None = None) -> None:
         return until is not None and record.step >= until
 
     paceline.pretrain(config, out=path, on_metrics=stop)
+
+
+def make_plugin(path: Path) -> None:
+    path.write_text(shown_file(path.name), encoding="utf-8")
 
 
 def make_export(path: Path) -> None:
@@ -227,6 +232,7 @@ MAKERS: dict[str, Callable[[Path], None]] = {
     r"[\w-]*hellaswag[\w-]*\.jsonl": make_questions,
     r"[\w-]+\.txt": make_text,
     r"openwebtext/$": make_ids,
+    r"my_tricks\.py$": make_plugin,
     r"(?!runs|data|tasks|docs|src|tests)[\w-]+/$": make_texts,
 }
 """From what a word looks like to how it is made; the first that fits."""

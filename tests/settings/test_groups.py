@@ -314,7 +314,7 @@ def test_a_run_is_refused_when_its_config_is_made() -> None:
     config = preset("r18-softcap")
     with pytest.raises(ConfigError, match="'heads' is no group of this model"):
         replace(config, optim=with_group("heads", config.optim, lr=0.1))
-    with pytest.raises(ConfigError, match=r"optim\.groups: there is no rule 'sgd'; there are adam, adam_rows, muon"):
+    with pytest.raises(ConfigError, match=r"optim\.groups: rule 'sgd' does not exist; there are adam, adam_rows, muon"):
         replace(config, optim=with_group("lm_head", config.optim, rule="sgd"))
 
 

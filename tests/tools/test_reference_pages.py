@@ -16,6 +16,7 @@ FLAG = re.compile(r"--[a-z][a-z0-9.-]*")
 SETTING = re.compile(r"^\| `([a-z0-9_.]+)` \| .+ \| .+ \| .*\|$", re.MULTILINE)
 
 NO_FLAGS = {
+    "--plugins",
     "--preset",
     "--stages",
     "--model.long-window",

@@ -6,14 +6,16 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 import paceline
 from paceline.evaluate.config import SamplingConfig
 from paceline.lab.ablate.parts import parts_of
 from paceline.settings.run import RunConfig
-from train.tiny import losses, run, tiny_config
+from train.tiny import losses, run, tiny_config, weights
 
 PAGE = Path(__file__).parents[2] / "docs" / "library.md"
 GREEDY = SamplingConfig(temperature=0)
@@ -117,3 +119,33 @@ def test_the_code_on_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert all(record.val_loss is not None and record.val_loss >= 4.0 for record in before)
     assert last.val_loss is not None
     assert taken_apart == [["softcap", "muon"]]
+
+
+def test_a_look_between_steps_sees_the_weights_and_slots_of_that_step_and_changes_no_bit(tmp_path: Path) -> None:
+    config = replace(tiny_config(tmp_path / "data"), steps=6)
+    run(config, tmp_path / "unseen")
+    seen: dict[int, tuple[torch.Tensor, float, int]] = {}
+
+    def look(view: Any) -> bool:
+        assert not torch.is_grad_enabled()
+        state = view.optimizer_state()
+        state["step"] += 100  # a copy
+        head = view.model.head.clone()
+        seen[view.step] = head, view.settings.lr_scale, int(view.optimizer_state()["step"])
+        return view.step == 4
+
+    trained = paceline.pretrain(config, out=tmp_path / "seen", on_step=look, on_step_at=range(0, 7, 2))
+    assert [(step, slots) for step, (_, _, slots) in seen.items()] == [(0, 0), (2, 2), (4, 4)]
+    assert not trained.card.finished
+    done = trained.card.steps_done
+    assert losses(tmp_path / "seen") == losses(tmp_path / "unseen")[:done]
+    assert torch.equal(seen[4][0], weights(tmp_path / "seen")["head"]) == (done == 4)
+    assert not torch.equal(seen[2][0], seen[4][0])
+
+
+def test_a_look_that_changes_a_weight_ends_the_run(tmp_path: Path) -> None:
+    config = replace(tiny_config(tmp_path / "data"), steps=2)
+    with pytest.raises(paceline.PacelineError, match="on_step has changed head at step 1; it may only look"):
+        paceline.pretrain(
+            config, out=tmp_path / "run", on_step=lambda view: view.step == 1 and view.model.head.add_(1.0) is None
+        )

@@ -39,7 +39,14 @@ def experiment_settings(config: dict[str, Any]) -> dict[str, Any]:
 
 def card_facts(card: RunCard) -> dict[str, Any]:
     """What else makes the experiment."""
-    return {"track": card.track, "steps": card.steps, "data fingerprint": card.all_data, "device": card.device}
+    return {
+        "track": card.track,
+        "steps": card.steps,
+        "data fingerprint": card.all_data,
+        "device": card.device,
+        "initial weights": None if card.init_from is None else card.init_from.fingerprint,
+        "extended": ", ".join(f"{planned} steps at step {step}" for step, planned in card.extended) or None,
+    }
 
 
 def experiment(run: StoredRun) -> dict[str, Any]:
@@ -72,9 +79,11 @@ def why_left_out(run: StoredRun, *, remade: bool = False) -> str | None:
 
 
 def why_remade(card: RunCard) -> str | None:
-    """A run of which a part was made again: whoever does that has seen the first outcome, and may choose."""
+    """A run of which a part was made again, or that was given more steps: whoever does that has seen the first outcome,
+    and may choose."""
     counts = {"rewound": card.rewinds, "restarted": card.restarts}
     done = [f"{word} {'once' if n == 1 else f'{n} times'}" for word, n in counts.items() if n]
+    done += [f"extended from {planned:,} steps" for _, planned in card.extended]
     read = f"its card counts {card.tokens:,} tokens for {card.steps:,} steps"
     return f"{' and '.join(done)}, {read}; `compare` and `board` count it --with-remade" if done else None
 
@@ -131,7 +140,11 @@ class Group(Generic[R]):
     def recipe(self) -> str:
         """In words: the preset, the steps and what differs from the preset."""
         changed = [f"{name} {setting(value)}" for name, value in changed_settings(self.first).items()]
-        return ", ".join([self.first.card.preset, f"{self.first.card.steps:,} steps", *changed])
+        card = self.first.card
+        changed += [f"plug-in {one}" for one in card.plugins]
+        changed += [f"from the weights of {card.init_from}"] if card.init_from else []
+        changed += [f"extended from {planned:,} steps" for _, planned in card.extended]
+        return ", ".join([card.preset, f"{card.steps:,} steps", *changed])
 
 
 def changed_settings(run: StoredRun) -> dict[str, Any]:
@@ -171,7 +184,7 @@ def mixture(group: Group[Any]) -> list[str]:
     if len(hardware) > 1:
         said.append(f"made on {len(hardware)} kinds of hardware ({'; '.join(hardware)})")
     if remade := [run.label for run in group.runs if why_remade(run.card)]:
-        said.append(f"rewound or restarted, and counted because that was asked for: {some(remade)}")
+        said.append(f"rewound, restarted or extended, and counted because that was asked for: {some(remade)}")
     if skipped := sum(run.card.skipped_steps for run in group.runs):
         said.append(f"{skipped} steps with bad numbers were skipped")
     return said

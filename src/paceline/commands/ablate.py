@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.commands.train import base_config, parse_on_preset
-from paceline.core.command_line import Bare, PresetName
+from paceline.core.command_line import Bare, PresetName, Repeated
 from paceline.core.errors import ConfigError, UserError
 from paceline.core.schema import to_dict
 from paceline.lab.ablate.arms import Choice, Plan, make_plan
-from paceline.recipes.records import PUBLIC
+from paceline.recipes.presets import predecessor
 from paceline.settings.parallel import SlurmConfig
 from paceline.settings.run import RunConfig
 
@@ -35,6 +35,8 @@ class AblateArgs:
     without: tuple[str, ...] = ()
     """Instead of an older preset: techniques that the preset has, by the names of their cards, or settings with the
     values that they would have, as model.softcap=None."""
+    plugin: Repeated[str] = ()
+    """A Python file of yours, for all runs (docs/plug-ins.md). It is executed. May be given several times."""
     choice: Bare[Choice] = field(default_factory=Choice)
     out: str | None = None
     """Folder for the runs and ablation.json; runs/ablate-PRESET otherwise."""
@@ -86,8 +88,7 @@ def _older(arguments: AblateArgs) -> str:
         if arguments.against is not None:
             raise ConfigError(f"--without and --against {arguments.against} exclude each other; give one of them")
         return arguments.preset
-    public = PUBLIC.get(arguments.preset)
-    against = arguments.against or (public.predecessor if public else None)
+    against = arguments.against or predecessor(arguments.preset)
     if against is None:
         cure = "name a preset by --against, or techniques by --without, such as --without muon"
         raise UserError(f"{arguments.preset} has no predecessor; {cure}")

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from paceline.commands.output import LINE_EVERY_S, answer, say
-from paceline.core.command_line import Bare, OptionalRun, parse
+from paceline.core.command_line import Bare, OptionalRun, Repeated, parse
 from paceline.core.errors import PacelineError, naming_files
 from paceline.core.schema import to_dict
 from paceline.core.units import human_seconds
@@ -19,6 +19,7 @@ from paceline.evaluate.config import SuiteConfig
 from paceline.metrics.card import POSITION_COLUMNS, Evaluation, add_evaluation, read_card, window_side
 from paceline.metrics.console import console_on, plain_table
 from paceline.metrics.metrics_file import finite
+from paceline.recipes.plugins import load_plugins_for
 
 if TYPE_CHECKING:
     from paceline.evaluate.score import Progress as Told
@@ -33,6 +34,8 @@ example: paceline evaluate latest --text book.txt --hellaswag hellaswag_val.json
 class EvaluateArgs:
     run: OptionalRun = "latest"
     """A run's folder, its name under runs/, or `latest`."""
+    plugin: Repeated[str] = ()
+    """A plug-in that it was trained with, the same file; only one with the model's activation is needed."""
     suite: Bare[SuiteConfig] = field(default_factory=SuiteConfig)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     json: bool = False
@@ -45,6 +48,7 @@ def evaluate(argv: Sequence[str]) -> int:
     from paceline.evaluate.suite import evaluations, open_suite
 
     suite = open_suite(arguments.suite)
+    load_plugins_for(arguments.run, arguments.plugin)
     run = load_run(arguments.run, device=arguments.device)
     read_card(run.folder.path)  # a card that cannot be read should not wait for the results
     found, not_kept = [], None

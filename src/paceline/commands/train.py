@@ -13,7 +13,7 @@ import tyro
 
 from paceline.analysis.facts import beside_bits_per_byte
 from paceline.checkpoint.run_folder import RunFolder, new_run, only_writer, open_run
-from paceline.core.command_line import ASKS_FOR_HELP, Bare, OptionalPreset, parse
+from paceline.core.command_line import ASKS_FOR_HELP, Bare, OptionalPreset, Repeated, parse
 from paceline.core.errors import ConfigError, PacelineError, RunError, naming_files
 from paceline.core.migrations import leaves
 from paceline.core.schema import changes, to_dict
@@ -21,11 +21,13 @@ from paceline.core.units import human_seconds
 from paceline.evaluate.config import SamplingConfig
 from paceline.metrics.card import RunCard, read_card, write_card
 from paceline.parallel.rank0_errors import rank0_errors
+from paceline.recipes.plugins import load_plugins, load_plugins_of, with_plugins
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
 from paceline.settings.data import BUILTIN, NAMED_TOGETHER
 from paceline.settings.idle import why_idle
 from paceline.settings.parallel import SlurmConfig
+from paceline.settings.plugins import PluginRef
 from paceline.settings.run import MAY_CHANGE_ON_RESUME, RunConfig, read_config, say_once
 from paceline.settings.schedule import windows_at
 
@@ -51,12 +53,18 @@ class PresetArgs:
     """Settings from a file, in place of a preset: a run's config.json, or a TOML with what differs from a preset."""
     like: str | None = None
     """Settings of this run (a folder, a name under runs/, or `latest`), in place of a preset."""
+    plugin: Repeated[str] = ()
+    """A Python file of yours with activations, loss terms, optimizer rules, rate shapes or presets (docs/plug-ins.md).
+    It is executed. May be given several times."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainArgs(PresetArgs):
     out: str | None = None
     """Run folder; runs/<preset> otherwise."""
+    init_from: str | None = None
+    """Begin with the weights of this run (as evaluated) or export, if names and shapes fit; optimizer, schedule and
+    data begin anew."""
     resume: str | None = None
     """Continue this run (a folder, a name under runs/, or `latest`) from its newest good checkpoint."""
     rewind: int | None = None
@@ -164,7 +172,9 @@ def _start(arguments: TrainArgs) -> tuple[RunFolder, "Finished"]:
         if (where := arguments.config.data.dir) != BUILTIN:
             check_folder(Path(where))  # before ranks compare settings, which follow the data
         again = launch is not None
-        return folder, start_run(arguments.config, folder, preset=preset(name), ranks=ranks, again=again)
+        return folder, start_run(
+            arguments.config, folder, preset=preset(name), ranks=ranks, again=again, init_from=arguments.init_from
+        )
 
 
 def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finished"]:
@@ -184,8 +194,17 @@ def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finish
     with only_writer(folder.path) if ranks.is_main else contextlib.nullcontext():
         with contextlib.suppress(RunError):  # without a card the remaining steps are made, if there are any
             again = arguments.rewind is not None or arguments.restart
-            if not again and read_card(folder.path).finished:
-                raise ConfigError(f"--resume {folder.path}: this run is finished; start another with `paceline train`")
+            card = read_card(folder.path)
+            if not again and card.finished and card.steps >= config.steps:
+                cure = "give it more with --steps N, or start another with `paceline train`"
+                raise ConfigError(f"--resume {folder.path}: this run is finished; {cure}")
+            if arguments.restart and card.init_from is not None and arguments.init_from is None:
+                cure = "name them by --init-from, or start a new run"
+                raise ConfigError(f"--restart: the run began with the weights of {card.init_from}; {cure}")
+        if arguments.init_from is not None and not arguments.restart and folder.checkpoints():
+            raise ConfigError(
+                f"--init-from {arguments.init_from}: {folder.path} has begun; start a new run, or --restart"
+            )
         return folder, resume_run(
             config,
             folder,
@@ -194,6 +213,7 @@ def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finish
             rewind=arguments.rewind,
             restart=arguments.restart,
             allow_other_data=arguments.allow_other_data,
+            init_from=arguments.init_from,
         )
 
 
@@ -262,7 +282,7 @@ def _sample(folder: RunFolder, done: "Finished", tokenizer: "Tokenizer") -> str:
     return sample_text(model, tokenizer, "", SamplingConfig(), windows=windows, new_tokens=SAMPLE_TOKENS)
 
 
-def _beginning(argv: Sequence[str]) -> RunConfig:
+def _beginning(argv: Sequence[str], plugins: Sequence[PluginRef]) -> RunConfig:
     """The preset that is named, or what a file or another run has."""
     named = argv[0] if argv and not argv[0].startswith("-") else "demo"
     path, run = _value_of("--config", argv), _value_of("--like", argv)
@@ -275,7 +295,7 @@ def _beginning(argv: Sequence[str]) -> RunConfig:
     def follow(config: RunConfig, stated: dict[str, Any]) -> RunConfig:
         return _following(config, argv, stated)
 
-    return config_in(Path(path) if path is not None else open_run(str(run)).config, named, follow)
+    return config_in(Path(path) if path is not None else open_run(str(run)).config, named, follow, plugins)
 
 
 def _following(config: RunConfig, argv: Sequence[str], stated: Mapping[str, Any]) -> RunConfig:
@@ -300,11 +320,14 @@ def base_config(argv: Sequence[str]) -> RunConfig:
     if ASKS_FOR_HELP.isdisjoint(argv) and (run := _value_of("--resume", argv)) is not None:
         from paceline.checkpoint.verified import read_run_config
 
-        config, trouble = read_run_config(open_run(run), read_config, may_change=MAY_CHANGE_ON_RESUME)
+        folder = open_run(run)
+        config, trouble = read_run_config(folder, read_config, may_change=MAY_CHANGE_ON_RESUME)
         if trouble is not None and os.environ.get("RANK", "0") == "0":
             print(trouble)
-        return config
-    config = beginning = _beginning(argv)
+        load_plugins_of(config, plugins_in(argv), folder.path)
+        return _extended(with_plugins(config, ()), folder, argv)
+    brought = load_plugins(plugins_in(argv))
+    config = beginning = with_plugins(_beginning(argv, brought), brought)
     if (scale := _value_of("--scale", argv)) is not None:
         config = scaled(config, parse_scale(scale))
     from_file = _value_of("--config", argv) or _value_of("--like", argv)  # which has followed its data
@@ -316,12 +339,35 @@ def base_config(argv: Sequence[str]) -> RunConfig:
     return config
 
 
+def _extended(config: RunConfig, folder: RunFolder, argv: Sequence[str]) -> RunConfig:
+    """The config of a resumed run with the steps that are asked for, or that its card says it is being extended to."""
+    planned, wanted = config.steps, _value_of("--steps", argv)
+    if wanted is not None:
+        if wanted.isdecimal() and int(wanted) < planned:
+            raise ConfigError(f"--steps {wanted}: {folder.path} has {planned:,} steps, and can only be given more")
+        return with_steps(config, int(wanted)) if wanted.isdecimal() else config  # the parser will say so
+    with contextlib.suppress(RunError):
+        card = read_card(folder.path)
+        if card.extended and card.steps > planned:  # it has saved nothing since
+            return with_steps(config, card.steps)
+    return config
+
+
+def plugins_in(argv: Sequence[str]) -> list[str]:
+    return _values_of("--plugin", argv)
+
+
 def _value_of(flag: str, argv: Sequence[str]) -> str | None:
-    """The last value given to a flag, in either spelling. tyro reads it again; here it decides the defaults."""
-    value = None
-    for word, following in itertools.zip_longest(argv, argv[1:]):
+    """The last value given to a flag."""
+    return next(reversed(_values_of(flag, argv)), None)
+
+
+def _values_of(flag: str, argv: Sequence[str]) -> list[str]:
+    """All values given to a flag, in either spelling. tyro reads it again; here it decides the defaults."""
+    values = list[str]()
+    for word, following in itertools.pairwise((*argv, "")):
         if word == flag:
-            value = following
+            values.append(following)
         elif word.startswith(f"{flag}="):
-            value = word.split("=", 1)[1]
-    return value
+            values.append(word.split("=", 1)[1])
+    return values

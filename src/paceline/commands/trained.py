@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from paceline.commands.output import say
-from paceline.core.command_line import Bare, OptionalRun, parse
+from paceline.core.command_line import Bare, OptionalRun, Repeated, parse
 from paceline.core.errors import UserError
 from paceline.core.loopback import HOSTS, LOOPBACK
 from paceline.core.output import loss_of
 from paceline.evaluate.config import SamplingConfig, ServeConfig
+from paceline.recipes.plugins import load_plugins_for
 from paceline.settings.limits import PORT, Limited, at_least
 
 SAMPLE_HELP = """Let a trained run continue a prompt, token by token.
@@ -31,6 +32,8 @@ example: paceline export latest --to hf --out exported/demo"""
 class RunArgs:
     run: OptionalRun = "latest"
     """A run's folder, its name under runs/, or `latest`."""
+    plugin: Repeated[str] = ()
+    """A plug-in that it was trained with, the same file; only one with the model's activation is needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +74,7 @@ def sample(argv: Sequence[str]) -> int:
     from paceline.evaluate.load import load_run
 
     prompt = _from_standard_input() if arguments.prompt == "-" else arguments.prompt
+    load_plugins_for(arguments.run, arguments.plugin)
     run = load_run(arguments.run)
     model, sampling, windows = run.model, arguments.sampling, run.windows
     pieces = text_stream(model, run.tokenizer, prompt, sampling, windows=windows, new_tokens=arguments.tokens)
@@ -105,6 +109,7 @@ def serve(argv: Sequence[str]) -> int:
     from paceline.evaluate.serving.page import facts
 
     limits = arguments.limits
+    load_plugins_for(arguments.run, arguments.plugin)
     with listen(arguments.host, arguments.port) as listening:
         run = load_run(arguments.run)
         name = run.folder.path.resolve().name
@@ -125,6 +130,7 @@ def export(argv: Sequence[str]) -> int:
     from paceline.evaluate.load import read_saved
 
     check_free(arguments.out)  # before gigabytes are read
+    load_plugins_for(arguments.run, arguments.plugin)
     saved = read_saved(arguments.run, step=arguments.checkpoint)
     write_export(saved, arguments.to, arguments.out)
     print(f"{saved.folder.path}, step {saved.checkpoint.step:,}: exported to {arguments.out}")

@@ -26,6 +26,8 @@ OptionalRun = Positional[Annotated[str, tyro.conf.arg(metavar="[RUN]")]]
 """Positional arguments by what they name; optional are those with a default."""
 Bare = Annotated[T, tyro.conf.arg(name="")]
 """A nested dataclass whose flags carry no prefix."""
+Repeated = Annotated[tuple[T, ...], tyro.conf.UseAppendAction]
+"""A flag that may be given several times."""
 Hidden = Annotated[T, tyro.conf.Suppress, tyro.conf.Fixed]
 """A field that is no flag."""
 

@@ -32,15 +32,16 @@ class Change:
 
 def to_dict(config: Any) -> dict[str, Any]:
     """The config as plain JSON values; tuples become lists."""
-    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    return {field.name: plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value of a config as JSON has it."""
     if dataclasses.is_dataclass(value):
         return to_dict(value)
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def from_dict(cls: type[T], data: Any, *, at: str = "") -> T:

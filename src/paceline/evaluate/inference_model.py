@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.model.attention import Attend, SelfAttention, attention_plain
-from paceline.model.block import ACTIVATIONS, MLP, Block, mlp_plain
+from paceline.model.block import MLP, Block, mlp_plain
 from paceline.model.embed import Embeddings
 from paceline.model.gpt import GPT
 from paceline.model.ops import torch_dtype
@@ -76,7 +76,7 @@ def mlp_row(mlp: MLP, x: Tensor, stream: Tensor) -> Tensor:
     if not _sums_pay(mlp, x):
         return mlp_plain(mlp, x, stream)
     dtype = torch_dtype(c.precision.compute)
-    hidden = ACTIVATIONS[c.activation](row_product(stream, mlp.up, dtype=dtype, norm_eps=c.norm_eps))
+    hidden = mlp.activation(row_product(stream, mlp.up, dtype=dtype, norm_eps=c.norm_eps))
     return stream + row_product(hidden, mlp.down, dtype=dtype)
 
 

@@ -15,6 +15,8 @@ from paceline.core.errors import RunError
 from paceline.core.probe import choose_device, choose_products
 from paceline.model.gpt import GPT
 from paceline.model.masks import Windows
+from paceline.settings import plugins
+from paceline.settings.model import ACTIVATIONS
 from paceline.settings.optim import AverageConfig
 from paceline.settings.run import MAY_CHANGE_ON_RESUME, RunConfig, read_config
 from paceline.settings.schedule import windows_at
@@ -47,10 +49,11 @@ class SavedRun:
 
 
 def load_run(where: str, *, device: str = "auto") -> LoadedRun:
-    """The newest good checkpoint of a run, ready to predict."""
+    """The newest good checkpoint of a run, ready to predict: without the loss terms that it was trained with."""
     saved = read_saved(where)
+    _check_activation(saved)
     config, chosen = saved.config, choose_device(device).name
-    model_config = config.model
+    model_config = replace(config.model, loss_terms=())
     if choose_products(model_config.precision.compute, chosen).name != "bf16":
         model_config = replace(model_config, precision=replace(model_config.precision, compute="fp32"))
     model = GPT(model_config, end_of_text=config.data.end_of_text)
@@ -68,6 +71,16 @@ def read_saved(where: str, *, step: int | None = None) -> SavedRun:
     folder = store.newest_good(run)[0] if step is None else _checkpoint_of(run, step)
     store.check_model(folder, config.model)
     return SavedRun(run, config, _shipped(store.load(folder, without=("optimizer", "random")), config))
+
+
+def _check_activation(saved: SavedRun) -> None:
+    """All of a plug-in that predicting needs. By the config's hashes: another version is another function."""
+    name, brought = saved.config.model.activation, plugins.tables("activations", saved.config.plugins)
+    if name not in ACTIVATIONS and not any(name in table for table in brought):
+        had = ", ".join(map(str, saved.config.plugins)) or "one that its config does not name"
+        raise RunError(
+            f"{saved.folder.path}: its activation {name!r:.60} is of a plug-in ({had}); name it with --plugin"
+        )
 
 
 def _shipped(saved: store.Checkpoint, config: RunConfig) -> store.Checkpoint:

@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.core.errors import ConfigError, UserError
 from paceline.core.migrations import leaves
-from paceline.core.schema import flatten, from_dict, to_dict
+from paceline.core.schema import flatten, from_dict, plain, to_dict
 from paceline.recipes.presets import preset
 from paceline.recipes.records import PUBLIC
 from paceline.settings.run import RunConfig
@@ -108,7 +108,7 @@ def with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
         part = whole
         for step in path:
             part = part[step]
-        part[leaf] = value
+        part[leaf] = plain(value)
     return from_dict(RunConfig, whole)
 
 

@@ -20,6 +20,7 @@ from paceline.core.migrations import migrate_field
 from paceline.core.schema import changes, from_dict, read_json, to_dict
 from paceline.metrics.meter import Meter
 from paceline.metrics.metrics_file import EvalMetrics, finite
+from paceline.settings.plugins import PluginRef
 
 CARD_FILE = "card.json"
 CARD_LOCK = ".card.lock"
@@ -35,6 +36,18 @@ class FieldChange:
     field: str
     before: bool | int | float | str | list | None
     after: bool | int | float | str | list | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitFrom:
+    """Where a run's first weights came from (`--init-from`)."""
+
+    name: str  # of the run or the export, without the way there
+    step: int | None  # of the run's checkpoint
+    fingerprint: str  # of the weights themselves: a run and its export have the same
+
+    def __str__(self) -> str:
+        return f"{self.name}{'' if self.step is None else f' at step {self.step:,}'} ({self.fingerprint[:12]})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +124,14 @@ class RunCard:
     data_fingerprint: str
     other_data: tuple[str, ...] = ()
     """Fingerprints of the data that it went on with after those (`--allow-other-data`)."""
+    init_from: InitFrom | None = None
+    """None: it began with weights of its own."""
+    extended: tuple[tuple[int, ...], ...] = ()
+    """A row for each time that it was given more steps: the step reached, and the steps it was planned for by then."""
     diff: tuple[FieldChange, ...] = ()
     """Where the config differs from its preset."""
+    plugins: tuple[PluginRef, ...] = ()
+    """Files of the user's own that it was given."""
     code_version: CodeVersion
     environment: dict
     """As `core.environment.environment` gives it."""
@@ -152,6 +171,7 @@ def card_diff(preset: Any, config: Any) -> tuple[FieldChange, ...]:
     return tuple(
         FieldChange(field=change.field, before=_listed(change.before), after=_listed(change.after))
         for change in changes(preset, config)
+        if change.field != "plugins"  # a field of the card
     )
 
 

@@ -6,10 +6,11 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.core.errors import ConfigError
 from paceline.model.attention import Attend, AttentionForward, SelfAttention
 from paceline.model.ops import MakeMatMul, Norm, SubLayer, declare
 from paceline.model.rotary import RotaryCosSin
-from paceline.settings import spec
+from paceline.settings import plugins, spec
 from paceline.settings.model import LayerConfig, ModelConfig
 
 
@@ -17,12 +18,24 @@ def relu_squared(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+Activation = Callable[[Tensor], Tensor]
+ACTIVATIONS: dict[str, Activation] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu2": relu_squared,
     "swiglu": F.silu,  # of the gate
 }
+
+
+def activation(name: str) -> Activation:
+    """Our own, or that of a plug-in."""
+    found: Activation | None = ACTIVATIONS.get(name) or plugins.find("activations", name)
+    if found is None:
+        raise ConfigError(
+            f"--model.activation {name!r:.60}: nothing of that name is loaded; a plug-in's needs --plugin"
+        )
+    return found
+
 
 MlpForward = Callable[["MLP", Tensor, Tensor], Tensor]
 """(module, normalised stream, stream), both (B, T, width) -> stream with the MLP's output added: the back end."""
@@ -31,7 +44,7 @@ MlpForward = Callable[["MLP", Tensor, Tensor], Tensor]
 def mlp_plain(mlp: "MLP", x: Tensor, stream: Tensor) -> Tensor:
     """The plain twin: product, activation, product, sum."""
     gated = mlp.config.gated
-    hidden = ACTIVATIONS[mlp.config.activation](mlp.product("gate" if gated else "up", x))
+    hidden = mlp.activation(mlp.product("gate" if gated else "up", x))
     return stream + mlp.product("down", hidden * mlp.product("up", x) if gated else hidden)
 
 
@@ -44,7 +57,7 @@ class MLP(SubLayer):
         self, config: ModelConfig, layer: LayerConfig, forward_with: MlpForward, make_matmul: MakeMatMul
     ) -> None:
         super().__init__(config, spec.mlp(config, layer), make_matmul)
-        self.forward_with = forward_with
+        self.forward_with, self.activation = forward_with, activation(config.activation)
 
     def forward(self, x: Tensor, stream: Tensor) -> Tensor:
         """`stream` plus the MLP of x, its normalised form."""

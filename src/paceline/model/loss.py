@@ -12,6 +12,7 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError
 from paceline.kernels.head_loss import head_loss_chunked
+from paceline.settings import plugins
 
 IGNORE_TARGET = -100
 """A target that does not count (the padding of aligned documents); its loss is 0."""
@@ -61,7 +62,10 @@ def head_loss_by_chunks(x: Tensor, weight: Tensor, targets: Tensor, cap: float |
 
 
 def loss_term(name: str) -> TermLoss:
-    """The function `total` of the module `model/loss_terms/<name>.py`."""
+    """Of a plug-in, or the function `total` of the module `model/loss_terms/<name>.py`."""
+    brought: TermLoss | None = plugins.find("loss_terms", name)
+    if brought is not None:
+        return brought
     if not name.isidentifier():
         raise ConfigError(f"model.loss_terms: {name!r} is no loss term's name")
     module = f"paceline.model.loss_terms.{name}"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.optim.sync import ParamSync
+from paceline.settings import plugins
 from paceline.settings.groups import GroupSettings, ParamGroup
 from paceline.settings.optim import MuonConfig
 
@@ -101,7 +102,11 @@ class Rule(Protocol):
 
 
 def find_rule(name: str) -> type[Rule]:
-    """The class `Rule` of the module `optim/rules/<name>.py`; `settings.groups` refuses names without one."""
+    """Of a plug-in, or the class `Rule` of the module `optim/rules/<name>.py`; `settings.groups` refuses names without
+    one."""
+    brought: type[Rule] | None = plugins.find("rules", name)
+    if brought is not None:
+        return brought
     found: type[Rule] = importlib.import_module(f"paceline.optim.rules.{name}").Rule
     return found
 

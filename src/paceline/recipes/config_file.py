@@ -2,28 +2,29 @@
 preset. What it does not state is the preset's; flags come on top. No torch."""
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ConfigError
 from paceline.core.migrations import leaves, migrate_config
-from paceline.core.schema import read_json, to_dict
+from paceline.core.schema import plain, read_json, to_dict
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import with_steps
+from paceline.settings.plugins import PluginRef
 from paceline.settings.run import RunConfig, read_config
 
 Follow = Callable[[RunConfig, dict[str, Any]], RunConfig]
 
 
-def config_in(path: Path, default_preset: str, follow: Follow) -> RunConfig:
-    """The config that a file states, on top of the preset that it names. As on the command line, other steps scale the
-    preset's schedule. `follow` gives a config the vocabulary of its data: a preset's before a TOML states anything on
-    top of it, and a run's, which names all of it as a preset does."""
+def config_in(path: Path, default_preset: str, follow: Follow, plugins: Sequence[PluginRef] = ()) -> RunConfig:
+    """The config that a file states, on top of the preset that it names, with these plug-ins. As on the command line,
+    other steps scale the preset's schedule. `follow` gives a config the vocabulary of its data: a preset's before a
+    TOML states anything on top of it, and a run's, which names all of it as a preset does."""
     values = _underscored(_read(path)) if path.suffix == ".toml" else _read(path)
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: holds no settings by name; give a run's config.json or a TOML")
-    stated = migrate_config(values)
+    stated = {**migrate_config(values), "plugins": plain(plugins)}  # those given now, whatever a run of it had
     base, steps = preset(str(stated.get("preset", default_preset))), stated.get("steps")
     if type(steps) is int and steps > 0:
         base = with_steps(base, steps)

@@ -13,6 +13,7 @@ from importlib import resources
 from typing import Literal
 
 from paceline.core.errors import ConfigError
+from paceline.settings import plugins
 from paceline.settings.optim import GroupConfig, OptimConfig
 
 ADAM_RATES = {
@@ -117,12 +118,23 @@ class RuleFacts:
         return 4 * self.fp32_update * math.prod(shape)
 
 
-@cache
 def rules() -> dict[str, RuleFacts]:
+    """The `FACTS` of every rule, those of plug-ins included."""
+    brought = {name: rule for table in plugins.tables("rules") for name, rule in table.items()}
+    return {**own_rules(), **{name: getattr(rule, "FACTS", RuleFacts()) for name, rule in brought.items()}}
+
+
+@cache
+def own_rules() -> dict[str, RuleFacts]:
     """The `FACTS` of the modules of `optim/rules`, read from their files: importing them would import torch."""
-    files = sorted(resources.files("paceline.optim.rules").iterdir(), key=lambda file: file.name)
-    modules = [file for file in files if file.name.endswith(".py") and file.name != "__init__.py"]
-    return {file.name.removesuffix(".py"): _facts(ast.parse(file.read_text(encoding="utf-8"))) for file in modules}
+    return {name: _facts(ast.parse(text)) for name, text in modules_in("paceline.optim.rules").items()}
+
+
+def modules_in(package: str) -> dict[str, str]:
+    """The modules of a package by name, as text."""
+    files = sorted(resources.files(package).iterdir(), key=lambda file: file.name)
+    named = {file.name.removesuffix(".py"): file for file in files if file.name.endswith(".py")}
+    return {name: file.read_text(encoding="utf-8") for name, file in named.items() if name != "__init__"}
 
 
 def _facts(module: ast.Module) -> RuleFacts:

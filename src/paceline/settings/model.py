@@ -177,6 +177,8 @@ class LossTerm(Limited, prefix="model.loss_terms: "):
     """Factor on its mean over tokens; a stage may scale it."""
 
 
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu2", "swiglu")
+"""Our own; a plug-in may bring others."""
 MOST_LAYERS = 100_000
 """What is worked out layer by layer takes a second for so many."""
 
@@ -206,9 +208,9 @@ class ModelConfig(Limited, prefix="--model."):
     weights."""
     qkv: Literal["fused", "separate"] = "separate"
     """One matrix for queries, keys and values, or three. Muon treats the three parts alike either way."""
-    activation: Literal["gelu", "gelu_tanh", "relu2", "swiglu"] = "relu2"
-    """Between the MLP's two matrices. `gelu_tanh`: GPT-2's approximation. `swiglu`: silu(gate x) · (up x), by a third
-    matrix."""
+    activation: str = "relu2"
+    """Between the MLP's two matrices: gelu, gelu_tanh (GPT-2's approximation), relu2, swiglu (silu(gate x) · (up x), by
+    a third matrix), or one of a plug-in."""
     biases: bool = False
     """A learned bias for every matrix inside blocks, and for every norm if that is `layer`."""
     norm: Literal["rms", "rms_weighted", "layer"] = "rms"

@@ -92,8 +92,8 @@ class ScheduleConfig(Limited, prefix="--optim.schedule."):
 
     warmup_steps: Annotated[int, at_least(0)] = 0
     """Step s of the warm-up has (s + 1)/warmup-steps of the rate; scaled in proportion by `--steps`. 0: none."""
-    shape: Literal["linear", "cosine"] = "linear"
-    """Of the cool-down: a straight line, or half a cosine."""
+    shape: str = "linear"
+    """Of the cool-down: linear (a straight line), cosine (half of one), or a rate shape of a plug-in."""
     cooldown_steps: Annotated[int | None, at_least(1)] = None
     """Length of the cool-down in steps; scaled in proportion by `--steps`."""
     cooldown_share: Annotated[float | None, SHARE] = 0.4
@@ -115,7 +115,7 @@ class GroupConfig(Limited, prefix="optim.groups: "):
     """As the model's description names it: matrices, embeddings, value_embeddings, lm_head, scalars, vectors, or a
     new one."""
     rule: str | None = None
-    """The module of `optim/rules` that moves it: muon, adam, adam_rows, ..."""
+    """The rule that moves it: muon, adam, adam_rows, or one of a plug-in."""
     lr: Annotated[float | None, NOT_NEGATIVE] = None
     beta1: Annotated[float | None, BELOW_1] = None
     beta2: Annotated[float | None, BELOW_1] = None
@@ -161,8 +161,8 @@ class AverageConfig(Limited, prefix="--optim.average."):
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig(Limited, prefix="--optim."):
     matrices: str = "muon"
-    """Rule for the 2-D weights inside blocks: muon, adamw, or another module of `optim/rules`, with the rate
-    `optim.adam.matrix_lr`."""
+    """Rule for the 2-D weights inside blocks: muon, adamw, or another rule (a module of `optim/rules`, or of a
+    plug-in), with the rate `optim.adam.matrix_lr`."""
     muon: MuonConfig = field(default_factory=MuonConfig)
     adam: AdamConfig = field(default_factory=AdamConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)

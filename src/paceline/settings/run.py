@@ -17,12 +17,13 @@ from paceline.core.schema import from_dict
 from paceline.core.units import BLOCK_TOKENS
 from paceline.settings.backends import AttentionConfig, LmHeadConfig, MatmulConfig, MlpConfig, QkvConfig
 from paceline.settings.data import BatchConfig, DataConfig
-from paceline.settings.groups import param_groups
+from paceline.settings.groups import modules_in, own_rules, param_groups
 from paceline.settings.limits import POSITIVE_FINITE, Limit, Limited, at_least, inside
-from paceline.settings.model import ModelConfig
+from paceline.settings.model import ACTIVATIONS, ModelConfig
 from paceline.settings.optim import OptimConfig
 from paceline.settings.parallel import ParallelConfig
-from paceline.settings.schedule import Stage, check_stages
+from paceline.settings.plugins import PluginRef, check_name, not_loaded
+from paceline.settings.schedule import RATE_SHAPES, Stage, check_stages
 from paceline.settings.spec import describe
 
 MOST_THREADS = 1024
@@ -159,6 +160,8 @@ class RunConfig(Limited, prefix="--"):
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    plugins: Hidden[tuple[PluginRef, ...]] = ()
+    """Files of the user's own that it was given (`--plugin`), by name and hash."""
 
     def check(self) -> None:
         self._check_lengths()
@@ -168,9 +171,21 @@ class RunConfig(Limited, prefix="--"):
         if self.parallel.fsdp and self.optim.muon.row_beta2 is not None:
             raise ConfigError("--optim.muon.row-beta2 needs whole matrices, which --parallel.fsdp leaves on no rank")
         check_stages(self)
-        param_groups(self.optim, describe(self.model).groups)
+        if not not_loaded(self.plugins):  # else it is only read, and whoever trains or predicts with it asks for them
+            self._check_names()
+            param_groups(self.optim, describe(self.model).groups)
         if (end := self.data.end_of_text) >= self.model.vocab_size:
             raise ConfigError(f"--data.end-of-text {end} is not below --model.vocab-size {self.model.vocab_size}")
+
+    def _check_names(self) -> None:
+        own, theirs = (*own_rules(), "adamw"), self.plugins
+        check_name("activations", self.model.activation, ACTIVATIONS, theirs, "--model.activation")
+        check_name("rate_shapes", self.optim.schedule.shape, RATE_SHAPES, theirs, "--optim.schedule.shape")
+        check_name("rules", self.optim.matrices, own, theirs, "--optim.matrices")
+        for rule in (group.rule for group in self.optim.groups if group.rule is not None):
+            check_name("rules", rule, own[:-1], theirs, "optim.groups: rule")
+        for term in self.model.loss_terms:
+            check_name("loss_terms", term.name, own_loss_terms(), theirs, "model.loss_terms:")
 
     def _check_split(self) -> None:
         parts, length, unit = self.parallel.context_parallel, self.batch.sequence_tokens, self.model.window.unit
@@ -190,6 +205,11 @@ class RunConfig(Limited, prefix="--"):
             fit = max(1, length // BLOCK_TOKENS) * BLOCK_TOKENS
             block = f"a multiple of {BLOCK_TOKENS}, the block of --model.window.unit {self.model.window.unit}"
             raise ConfigError(f"--batch.sequence-tokens {length:,} is not {block}; use {fit:,}")
+
+
+@cache
+def own_loss_terms() -> list[str]:
+    return list(modules_in("paceline.model.loss_terms"))
 
 
 def read_config(values: Any, *, at: str = "") -> RunConfig:

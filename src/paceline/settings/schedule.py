@@ -11,13 +11,14 @@ function of step/steps and rounding it would change every multiplier.
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Annotated
 
 from paceline.core.errors import ConfigError
 from paceline.core.units import BLOCK_TOKENS
+from paceline.settings import plugins
 from paceline.settings.data import BatchConfig
 from paceline.settings.groups import GroupSettings, param_groups
 from paceline.settings.limits import NOT_NEGATIVE, SHARE, Limited, at_least
@@ -175,16 +176,43 @@ def rate_at(schedule: ScheduleConfig, step: int, steps: int) -> float:
     length, floor = cooldown_steps_of(schedule, steps), schedule.floor
     if step < schedule.warmup_steps:
         return (step + 1) / schedule.warmup_steps
-    return lr_scale(step, steps=steps, cooldown_steps=length, floor=floor, cosine=schedule.shape == "cosine")
+    shape = RATE_SHAPES.get(schedule.shape) or plugins.find("rate_shapes", schedule.shape)
+    if shape is None:
+        raise ConfigError(
+            f"--optim.schedule.shape {schedule.shape!r:.60} is not loaded; a plug-in's needs --plugin FILE"
+        )
+    found = lr_scale(step, steps=steps, cooldown_steps=length, floor=floor, shape=shape)
+    if not 0.0 <= found < math.inf:
+        where = f"gives {found} at step {step} of {steps}"
+        raise ConfigError(f"--optim.schedule.shape {schedule.shape} {where}; a multiplier is finite and not negative")
+    return found
 
 
-def lr_scale(step: int, *, steps: int, cooldown_steps: float, floor: float = 0.0, cosine: bool = False) -> float:
-    """Multiplier after the warm-up: 1, then over the last `cooldown_steps` down to `floor`, by a line or half a
-    cosine."""
+def _cosine(remaining: float) -> float:
+    return 0.5 - 0.5 * math.cos(math.pi * remaining)
+
+
+def _linear(remaining: float) -> float:
+    return remaining
+
+
+RATE_SHAPES: dict[str, Callable[[float], float]] = {"linear": _linear, "cosine": _cosine}
+"""From what remains of the cool-down to the multiplier, both from 1 to 0. A plug-in may bring others."""
+
+
+def lr_scale(
+    step: int,
+    *,
+    steps: int,
+    cooldown_steps: float,
+    floor: float = 0.0,
+    shape: Callable[[float], float] = _linear,
+) -> float:
+    """Multiplier after the warm-up: 1, then over the last `cooldown_steps` down to `floor`."""
     remaining = (steps - step) / cooldown_steps  # 1 where the cool-down starts, 0 one step after the last
     if remaining >= 1.0:
         return 1.0
-    return floor + (1.0 - floor) * (0.5 - 0.5 * math.cos(math.pi * remaining) if cosine else remaining)
+    return floor + (1.0 - floor) * shape(remaining)
 
 
 def cooldown_steps_of(schedule: ScheduleConfig, steps: int) -> float:

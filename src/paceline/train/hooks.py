@@ -151,15 +151,17 @@ class CheckpointHook(Hook):
         self.saved_step = loop.position.step or None
 
     def settle_in(self) -> None:
-        """Before the first step: no checkpoint that a later launch would take for this run's newest; and of several
-        ranks, which are not interrupted while they compile, one to come back to."""
+        """Before the first step: no checkpoint that a later launch would take for this run's newest; and one to come
+        back to, of several ranks, which are not interrupted while they compile, and where the first weights came from
+        elsewhere."""
         position, run = self._loop.position, self._loop.run
         if position.rewound:
             self.save(position.step)
             self.saver.wait()  # on the disk, before those after it go away
         if run.ranks.is_main:
             set_aside_after(self._folder, position.step)
-        if run.config.train.compile and position.step == 0 and run.ranks.world > 1:
+        compiling = run.config.train.compile and run.ranks.world > 1
+        if position.step == 0 and (compiling or position.history.init_from is not None):
             self.save(position.step)
 
     def after_step(self, settings: StepSettings, values: Values) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from paceline.core.signals import Interrupted, StopRequest
 from paceline.data.batches import Cursor, batches
 from paceline.data.feed import DeviceBatch, feed
+from paceline.metrics.card import InitFrom
 from paceline.metrics.deferred import Values
 from paceline.metrics.meter import Meter, MeterState
 from paceline.parallel.batch_split import rank_slice
@@ -39,6 +40,9 @@ class History:
     restarts: int = 0
     tokens: int = 0
     """Read in steps that rewinds and restarts have left behind."""
+    init_from: InitFrom | None = None
+    extended: tuple[tuple[int, ...], ...] = ()
+    """As the card has them."""
 
 
 @dataclass(frozen=True)

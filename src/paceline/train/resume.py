@@ -92,10 +92,11 @@ def go_on(launch: Launch, found: Found) -> Finished:
     state = _read_saved(found.path)
     position = _filled(run, found, state)
     history, other = _compared(run, position, card, launch.allow_other_data)
+    history, longer = _extended(launch.config, found.path, saved_step=step_of(found.path), history=history)
     position = replace(position, history=history)
     lost = ranks.from_first(lambda: rebuild(launch.folder.metrics, state.metrics_bytes, state.evaluations))
     notes = [*trouble, *(f"passed over {reason}" for reason in found.passed_over), f"resumed from {found.path.name}"]
-    notes += [note for note in (lost, *other) if note]
+    notes += [note for note in (lost, *other, longer) if note]
     if position.rewound:
         notes.append(f"{REWOUND} {position.cursor.position:,}, after all that was read before")
     card = card or first_card(launch, run, fit)
@@ -106,6 +107,7 @@ def go_on(launch: Launch, found: Found) -> Finished:
     for note in (*run.machine.lacks, *notes) if ranks.is_main else ():
         tell(note)
     card = replace(card, notes=(*card.notes, *notes), ranks=ranks.world, finished=False, ended=None)
+    card = replace(card, steps=launch.config.steps)
     if ranks.is_main:  # what was given anew is kept for the next time
         launch.folder.write_config(to_dict(launch.config))
     return train(launch, run, fit, card, position)
@@ -141,6 +143,19 @@ def _compared(run: Assembly, position: Position, card: RunCard | None, allowed: 
         rewinds=max(history.rewinds, 0 if card is None else card.rewinds + position.rewound),
         restarts=max(history.restarts, 0 if card is None else card.restarts),
     ), notes
+
+
+def _extended(config: RunConfig, found: Path, *, saved_step: int, history: History) -> tuple[History, str | None]:
+    """The history of a run that has more steps from here on than when the checkpoint was saved, with a note."""
+    if not (found / CONFIG).exists():  # format 1
+        return history, None
+    planned = read_config(read_json(found / CONFIG), at=CONFIG)
+    if planned.steps == config.steps:
+        return history, None
+    read = tokens_before(planned, saved_step) - tokens_before(config, saved_step)  # stages and their batches move
+    extended = (*history.extended, (saved_step, planned.steps))
+    steps = f"extended at step {saved_step:,} from {planned.steps:,} to {config.steps:,} steps"
+    return replace(history, extended=extended, tokens=history.tokens + read), f"{steps}, whose schedule it follows now"
 
 
 def _filled(run: Assembly, found: Found, state: SavedState) -> Position:

@@ -1,7 +1,7 @@
 """A run from its folder's first file to its finished card. Of several ranks only rank 0 writes."""
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
@@ -10,12 +10,12 @@ import torch
 
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.core.environment import code_digest, code_version, environment
-from paceline.core.errors import PacelineError
+from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.files import make_room, write_json
 from paceline.core.output import tell
 from paceline.core.schema import flatten, to_dict
 from paceline.core.signals import StopRequest, stop_on_signals
-from paceline.metrics.card import RunCard, card_diff, judged, now, write_card
+from paceline.metrics.card import InitFrom, RunCard, card_diff, judged, now, write_card
 from paceline.metrics.console import ConsoleSink
 from paceline.metrics.deferred import DeferredMetrics
 from paceline.metrics.flops import mean_flops_per_token, utilisation
@@ -32,10 +32,11 @@ from paceline.settings.run import RunConfig
 from paceline.train.assemble import Assembly, assemble_to_fit
 from paceline.train.gradient_step import GradientStep
 from paceline.train.hooks import CheckpointHook, EvaluationHook, MetricsHook, SavedState
-from paceline.train.loop import BEGINNING, Loop, Position
+from paceline.train.loop import BEGINNING, Hook, Loop, Position
 
 if TYPE_CHECKING:
     from paceline.train.average import AverageHook
+    from paceline.train.on_step import OnStep
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Of an error that means that nothing more can be written."""
@@ -69,6 +70,10 @@ class Launch:
     """Seconds since the launch."""
     allow_other_data: bool = False
     """Go on with data of another fingerprint."""
+    init_from: str | None = None
+    """The run or export whose weights a run begins with."""
+    on_step: "tuple[OnStep, Container[int] | None] | None" = None
+    """Called between steps, and at which; None: at all."""
 
 
 def start_run(
@@ -80,12 +85,15 @@ def start_run(
     again: bool = False,
     on_metrics: OnMetrics | None = None,
     age: Callable[[], float] = seconds_since_launch,
+    init_from: str | None = None,
+    on_step: "tuple[OnStep, Container[int] | None] | None" = None,
 ) -> Finished:
-    """Train from step 0. `preset` is what the card's diff is taken against. `folder` is rank 0's. `again`: a launch
-    that restarts itself may have filled it before; then go on from what it has saved, if anything. `on_metrics` and
-    `age` are for a process that does more than this run; see `Launch`."""
+    """Train from step 0, with the weights of the run or export `init_from`, if that is given. `preset` is what the
+    card's diff is taken against. `folder` is rank 0's. `again`: a launch that restarts itself may have filled it
+    before; then go on from what it has saved, if anything. `on_metrics`, `age` and `on_step` are for a process that
+    does more than this run; see `Launch`."""
     with _launched(config, folder, preset, ranks) as launch:
-        launch = replace(launch, on_metrics=on_metrics, age=age)
+        launch = replace(launch, on_metrics=on_metrics, age=age, init_from=init_from, on_step=on_step)
         return _go_on_or_begin(launch) if again else begin(launch)
 
 
@@ -98,12 +106,14 @@ def resume_run(
     rewind: int | None = None,
     restart: bool = False,
     allow_other_data: bool = False,
+    init_from: str | None = None,
 ) -> Finished:
     """Go on from the newest good checkpoint of a run, as if it had not stopped; from the start, if it was stopped
     before its first. `rewind`: from the newest of this step or before, and with the data that come after all that the
     run has read. `restart`: from the start in any case, with what is there set aside. Data other than the run's are
     refused unless `allow_other_data`; then the card has the fingerprints of both."""
     with _launched(config, folder, preset or config, ranks) as launch:
+        launch = replace(launch, init_from=init_from)
         if restart:
             from paceline.train.restart import set_aside
 
@@ -141,20 +151,26 @@ def _launched(config: RunConfig, folder: RunFolder, preset: RunConfig, ranks: Ra
 
 def agreed_facts(config: RunConfig) -> dict[str, str]:
     """What ranks must agree on. Each may find the data at a place of its own."""
-    settings = {f"--{name}": str(value) for name, value in flatten(config) if name != "data.dir"}
+    settings = {f"--{name}": str(value) for name, value in flatten(config) if name not in ("data.dir", "plugins")}
+    settings["--plugin"] = ", ".join(map(str, config.plugins)) or "none"
     return {"the code's digest": code_digest(), "torch": torch.__version__, **settings}
 
 
 def begin(launch: Launch, before: Callable[[], Position] = lambda: BEGINNING) -> Finished:
     """From step 0. `before` is called on rank 0, once the run is known to work and before its first file is written,
     and says what the run has behind it."""
-    run, fit = assemble_to_fit(launch.resolved, launch.machine, launch.ranks)
+    run, fit, origin, notes = _assembled(launch)
     position = launch.ranks.from_first(before)
-    data = run.data
-    history = replace(position.history, data=(data.train.fingerprint,), val_data=(data.val.fingerprint,))
+    began, data = position.history.init_from, run.data
+    if began is not None and (origin is None or origin.fingerprint != began.fingerprint):
+        cure = "name the same ones by --init-from, or start a new run"
+        raise ConfigError(f"{launch.folder.path}: it begins with the weights of {began}, and has no checkpoint; {cure}")
+    history = replace(
+        position.history, data=(data.train.fingerprint,), val_data=(data.val.fingerprint,), init_from=origin
+    )
     position = replace(position, history=history)
     if launch.ranks.is_main:
-        for line in run.machine.lacks:
+        for line in (*run.machine.lacks, *notes):
             tell(line)
         if launch.on_metrics is None and fit.key is not None:
             tell(str(fit))
@@ -165,7 +181,19 @@ def begin(launch: Launch, before: Callable[[], Position] = lambda: BEGINNING) ->
             cursor=position.cursor, metrics_bytes=0, clocks=position.clocks or MeterState(), history=history
         )
         write_json(launch.folder.beginning, to_dict(state))
-    return train(launch, run, fit, first_card(launch, run, fit), position)
+    card = first_card(launch, run, fit)
+    return train(launch, run, fit, replace(card, notes=(*card.notes, *notes)), position)
+
+
+def _assembled(launch: Launch) -> tuple[Assembly, Fit, InitFrom | None, tuple[str, ...]]:
+    """A run at its first step; where its weights came from, and what to note of them."""
+    if launch.init_from is None:
+        return *assemble_to_fit(launch.resolved, launch.machine, launch.ranks), None, ()
+    from paceline.train.warm_start import fill, read_weights
+
+    initial = read_weights(launch.init_from, launch.config)
+    run, fit = assemble_to_fit(launch.resolved, launch.machine, launch.ranks)
+    return run, fit, initial.origin, fill(run, initial)
 
 
 def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Position) -> Finished:
@@ -177,6 +205,8 @@ def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Posi
         other_data=(*history.data[1:], *history.val_data[1:]),
         rewinds=history.rewinds,
         restarts=history.restarts,
+        init_from=history.init_from,
+        extended=history.extended,
     )
     wait = torch.cuda.synchronize if run.machine.device.type == "cuda" else lambda: None
     meter = Meter(untimed_steps=config.train.untimed_steps, resumed=position.clocks, already_s=launch.age(), wait=wait)
@@ -198,7 +228,7 @@ def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Posi
     shipped = average[0].shipped if average else nullcontext
     evaluation = EvaluationHook(loop, deferred, sink, before, lambda found: write(judged(card, found, meter)), shipped)
     checkpoints = CheckpointHook(loop, folder, deferred, log, to_dict(launch.config), evaluation.evaluations)
-    loop.hooks = (*average, MetricsHook(loop, deferred), evaluation, bad_steps, checkpoints)
+    loop.hooks = (*average, MetricsHook(loop, deferred), evaluation, *_looking(launch, loop), bad_steps, checkpoints)
     for hook in loop.hooks:
         hook.load(position.states.get(hook.name, {}))
     try:
@@ -243,6 +273,14 @@ def _averages(run: Assembly) -> "list[AverageHook]":
     return [AverageHook(run)]
 
 
+def _looking(launch: Launch, loop: Loop) -> list[Hook]:
+    if launch.on_step is None:
+        return []
+    from paceline.train.on_step import OnStepHook
+
+    return [OnStepHook(loop, *launch.on_step)]
+
+
 def _sinks(launch: Launch, log: JsonlSink | None, card: RunCard, start: int) -> FanOut:
     """Where metrics go from step `start` on; nowhere from ranks that write nothing."""
     if log is None:
@@ -270,6 +308,7 @@ def first_card(launch: Launch, run: Assembly, fit: Fit) -> RunCard:
         parameters=sum(parameter.numel() for parameter in run.model.parameters()),
         data_fingerprint=run.data.train.fingerprint,
         diff=card_diff(launch.preset, config),
+        plugins=config.plugins,
         code_version=code_version(),
         environment=environment(),
         started=now(),

@@ -24,7 +24,8 @@ from paceline.evaluate.export.tokenizer_files import library_tokenizer, tokenize
 from paceline.evaluate.load import SavedRun
 from paceline.metrics.card import read_card
 from paceline.settings.data import is_path
-from paceline.text.tokenizer import END_OF_TEXTS, FILE_NAME, Tokenizer, load_tokenizer
+from paceline.settings.model import ACTIVATIONS
+from paceline.text.tokenizer import END_OF_TEXTS, FILE_NAME, Tokenizer, carried_identity, load_tokenizer
 
 Target = Literal["hf", "safetensors"]
 WEIGHTS = "model.safetensors"
@@ -48,6 +49,9 @@ def check_free(out: Path) -> None:
 
 def _write_hf(saved: SavedRun, folder: Path) -> None:
     model, end_of_text = saved.config.model, saved.config.data.end_of_text
+    if model.activation not in ACTIVATIONS:
+        why = f"--model.activation {model.activation} is of a plug-in, whose code an export does not carry"
+        raise UserError(f"{saved.folder.path}: {why}; use --to safetensors")
     length = saved.config.batch.sequence_tokens
     tokenizer, card = _tokenizer_of(saved), read_card(saved.folder.path)
     write_json(folder / "tokenizer.json", library_tokenizer(tokenizer))
@@ -70,11 +74,13 @@ def _write_hf(saved: SavedRun, folder: Path) -> None:
 
 def _write_plain(saved: SavedRun, folder: Path) -> None:
     """Weights under our own names, and what they mean: `ModelConfig` by field."""
+    carried = carried_identity(saved.folder.path)
     facts = {
         "step": saved.checkpoint.step,
         "window_tokens": list(saved.windows),
         "end_of_text": saved.config.data.end_of_text,
         "tokenizer": saved.config.data.tokenizer,
+        "tokenizer_fingerprint": None if carried is None else carried.fingerprint,
         "model": to_dict(saved.config.model),
     }
     write_json(folder / "architecture.json", facts)

@@ -8,16 +8,17 @@ whatever changes on the machine while they run meets all arms alike, and a serie
 """
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from paceline.core.command_line import Hidden
 from paceline.core.errors import ConfigError, UserError
 from paceline.core.files import write_json
-from paceline.core.schema import changes, flatten, read_json
+from paceline.core.schema import Change, changes, flatten, plain, read_json
 from paceline.lab.ablate.parts import Part, idle, judged_alike, parts_of, picked
 from paceline.lab.technique import flag_words
+from paceline.recipes.plugins import plugin_words
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
 from paceline.settings.data import NAMED_TOGETHER
@@ -95,11 +96,14 @@ class Plan:
 
     @functools.cached_property
     def runs(self) -> list[Run]:
-        made = ((arm.name, replace(arm.config, seed=seed)) for seed in self.seeds for arm in self.arms)
-        return [
-            Run(f"{arm}-seed-{config.seed}", arm, config.seed, config, _words(config, self.choice.scale))
-            for arm, config in made
-        ]
+        return [self._run(arm.name, replace(arm.config, seed=seed)) for seed in self.seeds for arm in self.arms]
+
+    def _run(self, arm: str, config: RunConfig) -> Run:
+        """From the preset that it was made of or, if that takes a setting that is no flag, from the other one."""
+        scale = self.choice.scale
+        starts = [replace(config, preset=name) for name in (config.preset, self.base.preset, self.full.preset)]
+        config = next((start for start in starts if all(map(_is_flag, _differing(start, scale)))), config)
+        return Run(f"{arm}-seed-{config.seed}", arm, config.seed, config, _words(config, scale))
 
     def as_json(self) -> dict[str, Any]:
         """What decides the runs; a folder that was begun with another one is refused."""
@@ -108,6 +112,7 @@ class Plan:
             "preset": self.full.preset,
             "against": self.base.preset,
             "runs": [{"folder": run.name, "train": list(run.words)} for run in self.runs],
+            **({"plugins": plain(self.full.plugins)} if self.full.plugins else {}),
         }
 
 
@@ -148,12 +153,25 @@ def _arms_of(part: Part, base: RunConfig, full: RunConfig, choice: Choice) -> li
 
 def _words(config: RunConfig, scale: str) -> tuple[str, ...]:
     """The command that makes this config: a preset, shrunk and shortened, and a flag for all that differs then."""
+    flags = [word for change in _differing(config, scale) for word in flag_words(change.field, change.after)]
+    given = ("--scale", scale, "--steps", str(config.steps), *plugin_words(config), *flags)
+    return (config.preset, *given, "--no-finish")
+
+
+def _differing(config: RunConfig, scale: str) -> list[Change]:
     start = with_steps(scaled(preset(config.preset), parse_scale(scale)), config.steps)
-    values = {change.field: change.after for change in changes(start, config)}
-    if not values.keys().isdisjoint(NAMED_TOGETHER):  # what is not stated would follow the data
-        values |= {name: value for name, value in flatten(config) if name in NAMED_TOGETHER}
-    flags = [word for name, value in values.items() for word in flag_words(name, value)]
-    return (config.preset, "--scale", scale, "--steps", str(config.steps), *flags, "--no-finish")
+    found = [change for change in changes(start, config) if change.field != "plugins"]
+    if not {change.field for change in found}.isdisjoint(NAMED_TOGETHER):  # what is not stated would follow the data
+        found = [change for change in found if change.field not in NAMED_TOGETHER]
+        values = [(name, value) for name, value in flatten(config) if name in NAMED_TOGETHER]
+        found += [Change(field=name, before=value, after=value) for name, value in values]
+    return found
+
+
+def _is_flag(change: Change) -> bool:
+    """Not what presets and config files alone say: lists of terms, groups, stages."""
+    values = [value for value in (change.before, change.after) if isinstance(value, tuple)]
+    return not any(is_dataclass(one) for value in values for one in value)
 
 
 def keep_plan(plan: Plan, folder: Path) -> None:
@@ -179,4 +197,6 @@ def _difference(there: Any, plan: Plan) -> str:
     for old, new in zip(kept, (" ".join(run.words) for run in plan.runs), strict=True):
         if old != new:
             return f"was begun with `paceline train {old}` where this command has `paceline train {new}`"
+    if there.get("plugins", []) != plan.as_json().get("plugins", []):
+        return "was begun with other plug-ins, or another version of them"
     return "was begun with other names of folders"

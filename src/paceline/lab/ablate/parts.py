@@ -20,7 +20,7 @@ from paceline.lab.technique import Technique, is_in, techniques, with_values
 from paceline.recipes.presets import preset
 from paceline.settings.run import RunConfig
 
-NEVER_A_PART = ("preset", "steps", "seed", "track", "evaluate.", "checkpoint.", "metrics.", "bad_steps.")
+NEVER_A_PART = ("preset", "plugins", "steps", "seed", "track", "evaluate.", "checkpoint.", "metrics.", "bad_steps.")
 """Beginnings of fields that all arms share; the newer preset says how."""
 REST = "rest"
 COMPILED_ONLY = ("train.coordinate_descent", "train.skip_guards")

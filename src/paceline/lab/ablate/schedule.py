@@ -14,6 +14,7 @@ from typing import Protocol
 from paceline.core.signals import stop_on_signals
 from paceline.lab.ablate.arms import Run
 from paceline.lab.ablate.outcomes import Outcome, outcome_of
+from paceline.recipes.plugins import plugin_words
 
 POLL_S = 0.2
 
@@ -79,7 +80,7 @@ def _fill(series: Series, launch: Launch, places: dict[str, int], *, jobs: int) 
     for run in series.to_do[: max(0, jobs - len(series.running))]:
         places[run.name] = next(place for place in range(jobs) if place not in places.values())
         where, begun = str(series.folder / run.name), series.outcomes[run.name].state == "unfinished"
-        words = ("--resume", where, "--no-finish") if begun else (*run.words, "--out", where)
+        words = ("--resume", where, *plugin_words(run.config), "--no-finish") if begun else (*run.words, "--out", where)
         series.running[run.name] = launch(words, series.folder / f"{run.name}.log", places[run.name])
 
 

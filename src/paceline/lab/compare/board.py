@@ -99,7 +99,7 @@ def board(
     if known is None:
         remarks.append(f"track {name!r} has no rules on record, so those of most of its runs are taken")
     rules = known.rules if known else _commonest(runs)
-    breaches = {run: _breach(_rules_of(run), rules) for run in runs}
+    breaches = {run: _breach(_rules_of(run), rules) or _head_start(run) for run in runs}
     broken = [LeftOut(run=run.label, why=why) for run, why in breaches.items() if why]
     groups = groups_of((run for run, why in breaches.items() if not why), by_machine=True, remade=remade)
     rows = [_row(group, goal) for group in groups if group.runs]
@@ -152,6 +152,11 @@ def _breach(found: Rules | None, rules: Rules) -> str:
         f"{change.field.replace('_', ' ')} is {change.after}, the track's is {change.before}"
         for change in changes(rules, found)
     )
+
+
+def _head_start(run: StoredRun) -> str:
+    origin = run.card.init_from
+    return "" if origin is None else f"began with the weights of {origin}; a track's runs begin with none"
 
 
 def _row(group: Group, target: float) -> Row:
