@@ -213,7 +213,9 @@ def test_applying_all_changes_gives_the_other_config() -> None:
 # ---- files
 
 
-@pytest.mark.parametrize("content", [b'{"a": ', b"", b"\xff\xfe{}", b"{'a': 1}"])
+@pytest.mark.parametrize(
+    "content", [b'{"a": ', b"", b"\xff\xfe{}", b"{'a': 1}", b"[NaN]", b"[Infinity]", b"[-Infinity]"]
+)
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)

@@ -102,6 +102,29 @@ def test_a_mutant_is_killed_by_a_test_that_fails_and_taken_back(
     assert (tmp_path / "src/paceline/data/small.py").read_text() == source
 
 
+def test_a_run_that_was_stopped_goes_on_with_what_it_knew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subjects = drawn(PACKAGE, 3, seed=0, only="data/")
+    tried: list[str | None] = []
+
+    def killer(mutant: Mutant, tree: Path, suite: Suite, known: str | None) -> str:
+        tried.append(known)
+        if len(tried) == 3:
+            raise KeyboardInterrupt
+        return f"killer of line {mutant.line}"
+
+    monkeypatch.setattr(mutants, "drawn", lambda *_: subjects)
+    monkeypatch.setattr(mutants, "copied", lambda folder: folder)
+    monkeypatch.setattr(mutants, "killer", killer)
+    monkeypatch.setattr(mutants, "pytest_status", lambda *_: (0, []))
+    words = ["--workers", "1", "--out", str(tmp_path / "result.json")]
+    with pytest.raises(KeyboardInterrupt):
+        mutants.main(words)
+    assert tried == [None, None, None]
+    assert mutants.main(words) == 0
+    assert tried[3:] == [*(f"killer of line {mutant.line}" for mutant in subjects[:2]), None]
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
 def test_equivalent_mutants_exist_and_have_a_reason() -> None:
     rows = tomllib.loads(EQUIVALENTS.read_text(encoding="utf-8"))["equivalent"]
     for file in {row["file"] for row in rows}:

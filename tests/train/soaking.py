@@ -11,7 +11,10 @@ from paceline.core.environment import code_version, environment
 from paceline.core.schema import to_dict
 
 VARIABLE = "PACELINE_SOAK"
-WHAT = "runs struck at random moments and resumed, compared bit for bit with one left in peace; files changed at random"
+WHAT = (
+    "runs struck at random moments and resumed, compared bit for bit with one left in peace; files changed at random; "
+    "whole run folders changed in several ways at once"
+)
 
 
 def note_result(series: str, *, began: float, **found: Any) -> None:

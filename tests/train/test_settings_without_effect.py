@@ -149,6 +149,26 @@ def given(*words: str) -> list[str]:
     return without_effect(base, parse_arguments(["demo", *words], base))
 
 
+@pytest.mark.parametrize(
+    ("switched_off", "setting"),
+    [
+        ("--bad-steps.no-skip", "--bad-steps.limit 7"),
+        ("--train.no-compile", "--train.coordinate-descent"),
+        ("--train.no-compile", "--train.skip-guards"),
+        ("--parallel.fsdp", "--parallel.zero1"),
+        ("--parallel.fsdp", "--parallel.no-bucket-views"),
+    ],
+)
+def test_a_setting_of_what_is_switched_off_has_no_effect_and_one_of_what_is_on_has(
+    switched_off: str, setting: str
+) -> None:
+    """Those that a short run on one process does not show."""
+    switched_on = switched_off.replace("no-", "") if "no-" in switched_off else switched_off.replace(".", ".no-")
+    assert given(switched_on, *setting.split()) == []
+    (line,) = given(switched_off, *setting.split())
+    assert "has no effect here" in line
+
+
 def test_a_setting_that_was_given_and_does_nothing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert given("--optim.muon.lr", "0.1", "--train.threads", "2") == []
     assert given("--optim.matrices", "adamw", "--optim.muon.lr", "0.1") == [

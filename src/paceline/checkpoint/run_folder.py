@@ -27,7 +27,7 @@ SET_ASIDE = "set_aside_"
 LAUNCH_FILE = ".launch"
 """Names the launch that made the folder, if it may restart itself."""
 
-_STEP_FOLDER = re.compile(r"step_(\d{6,})$")
+_STEP_FOLDER = re.compile(r"step_([0-9]{6,18})")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def step_of(checkpoint: Path) -> int:
 
 def named_step(folder: Path) -> int | None:
     """The step in a checkpoint's name; None: somebody has renamed it."""
-    found = _STEP_FOLDER.match(folder.name)
+    found = _STEP_FOLDER.fullmatch(folder.name)
     return None if found is None else int(found.group(1))
 
 

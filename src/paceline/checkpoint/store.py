@@ -74,6 +74,14 @@ def read_group_into(folder: Path, names: Sequence[str], targets: Mapping[str, Te
             _fill(target.detach(), files[name], name)
 
 
+def check_fits(group: str, saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Raise RunError unless what a checkpoint has of a group has the names, shapes and formats of a run's own."""
+    states: list[Shapes] = [{name: (t.shape, t.dtype) for name, t in tensors.items()} for tensors in (saved, own)]
+    if states[0] != states[1]:
+        odd = min(name for name in states[0].keys() | states[1].keys() if states[0].get(name) != states[1].get(name))
+        raise RunError(f"{group}: {odd} is not what this run keeps; resume with the config that wrote it")
+
+
 def _check_shapes(folder: Path, saved: Shapes, wanted: Shapes) -> None:
     if strange := sorted(set(saved) ^ set(wanted)):
         place = "is not in the checkpoint" if strange[0] in wanted else "is in the checkpoint only"

@@ -16,7 +16,7 @@ from paceline.checkpoint.manifest import CONFIG, FORMAT, MANIFEST, STATE, FileEn
 from paceline.checkpoint.run_folder import RunFolder, named_step, step_of
 from paceline.core.errors import ConfigError, PacelineError, RunError
 from paceline.core.files import blake2b_of, is_plain_name
-from paceline.core.schema import changes, from_dict, read_json
+from paceline.core.schema import MAX_JSON_BYTES, changes, from_dict, parse_json, read_json
 from paceline.metrics.card import CARD_FILE, read_card
 from paceline.metrics.metrics_file import METRICS_FILE, read_metrics
 from paceline.metrics.recovery import readable
@@ -99,9 +99,26 @@ def _problem(path: Path, entry: FileEntry) -> str | None:
         size = path.stat().st_size
         if entry.bytes is not None and size != entry.bytes:
             return f"{size:,} bytes instead of {entry.bytes:,}"
+        if entry.bytes is None and size != (claim := _claimed_bytes(path)):
+            return f"{size:,} bytes, but it claims {claim:,}"
         return None if blake2b_of(path) == entry.blake2b else "does not match its hash"
     except OSError as error:
         return error.strerror
+
+
+def _claimed_bytes(path: Path) -> int:
+    """How long a file should be of which its manifest has no size: by its header, so that one that somebody has made
+    longer is not read for hours."""
+    if path.suffix != ".safetensors":
+        return min(path.stat().st_size, MAX_JSON_BYTES)
+    with open(path, "rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+        try:
+            entries = parse_json(file.read(min(header, MAX_JSON_BYTES)).decode())
+            ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
+            return 8 + header + max(ends, default=0)
+        except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+            return 0  # it has no header
 
 
 def newest_good(

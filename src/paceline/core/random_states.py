@@ -9,6 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core.errors import RunError
+
+NUMPY_WORDS = 624
+
 
 def random_states() -> dict[str, Tensor]:
     """torch's of the CPU and of the current GPU, numpy's and Python's; the last two may keep half of a normal pair."""
@@ -28,10 +32,20 @@ def random_states() -> dict[str, Tensor]:
 
 def set_random_states(states: Mapping[str, Tensor]) -> None:
     """What `random_states` gave, or nothing, where a checkpoint has none; a GPU's only where there is one."""
+    try:
+        _set(states)
+    except (KeyError, ValueError, TypeError, OverflowError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise RunError(f"random states: not those of a process ({reason}); resume from another checkpoint") from None
+
+
+def _set(states: Mapping[str, Tensor]) -> None:
     if not states:
         return
     torch.set_rng_state(states["torch"])
     *keys, position, has_normal = states["numpy"].tolist()
+    if not 0 <= position <= NUMPY_WORDS:  # numpy would read beyond its words
+        raise ValueError(f"numpy's position is {position}")
     np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_normal, states["numpy_normal"].item()))
     version, *words = states["python"].tolist()
     next_normal = states["python_normal"].item()

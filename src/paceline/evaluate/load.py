@@ -57,10 +57,21 @@ def load_run(where: str, *, device: str = "auto") -> LoadedRun:
     if choose_products(model_config.precision.compute, chosen).name != "bf16":
         model_config = replace(model_config, precision=replace(model_config.precision, compute="fp32"))
     model = GPT(model_config, end_of_text=config.data.end_of_text)
+    store.check_fits("buffers", saved.checkpoint.groups.get("buffers", {}), model.state_buffers())
     model.load_state_dict({**saved.checkpoint.model, **saved.checkpoint.groups.get("buffers", {})})
-    tokenizer = load_tokenizer(saved.folder.path, config.data.tokenizer)
+    tokenizer = _as_large_as(model_config.vocab_size, load_tokenizer(saved.folder.path, config.data.tokenizer))
     ready = model.to(torch.device(chosen))
     return LoadedRun(ready, tokenizer, saved.windows, saved.checkpoint.step, saved.folder, config)
+
+
+def _as_large_as(vocab_size: int, tokenizer: Tokenizer) -> Tokenizer:
+    """One of a text too small for all its merges has fewer tokens than the model; the others stand for nothing."""
+    if tokenizer.vocab_size > vocab_size:
+        size = f"has {tokenizer.vocab_size:,} tokens, the model {vocab_size:,}"
+        raise RunError(f"the run's tokenizer {tokenizer.name} {size}; put that back with which it was trained")
+    _ = tokenizer.fingerprint  # of the tokens that it came with
+    tokenizer.token_bytes += [b""] * (vocab_size - tokenizer.vocab_size)
+    return tokenizer
 
 
 def read_saved(where: str, *, step: int | None = None) -> SavedRun:
@@ -88,7 +99,9 @@ def _shipped(saved: store.Checkpoint, config: RunConfig) -> store.Checkpoint:
     average = config.optim.average
     if not average.on or saved.step != config.steps or "average" not in saved.groups:
         return saved
-    weights = {**saved.model, **shipped_weights(saved.model, saved.groups["average"], average)}
+    means = saved.groups["average"]
+    store.check_fits("average", means, {name: t.float() for name, t in saved.model.items() if name in means})
+    weights = {**saved.model, **shipped_weights(saved.model, means, average)}
     return replace(saved, groups={**saved.groups, "model": weights})
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from paceline.core.errors import RunError
 from paceline.evaluate.config import SamplingConfig
 
 COLDEST = 1e-6
@@ -45,6 +46,10 @@ def kind_of(config: SamplingConfig, vocab_size: int) -> Kind:
 
 def choose(logits_V: Tensor, config: SamplingConfig, generator: random.Random) -> int:
     """One token id from the logits of one position."""
+    if bool(logits_V.isnan().any()):
+        raise RunError(
+            "the model's scores of the next token are no numbers, so its weights or their sums are not finite"
+        )
     kind = kind_of(config, logits_V.numel())
     if kind == "greedy":
         return int(logits_V.argmax())

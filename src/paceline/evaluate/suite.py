@@ -24,7 +24,7 @@ from paceline.evaluate.validation import validate, validation_batches, validatio
 from paceline.metrics.card import Evaluation
 from paceline.model.loss import Losses, head_loss_by_chunks
 from paceline.model.masks import window_tensor
-from paceline.text.dataset import open_dataset
+from paceline.text.dataset import check_made_with, open_dataset
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
@@ -80,6 +80,7 @@ def _validation(run: LoadedRun, progress: Progress) -> Evaluation:
     """As in training: the same tokens in the same sequences, hence the same loss; and by place in the document."""
     config, length = run.config, run.config.batch.sequence_tokens
     corpus = open_dataset(config.data, config.model.vocab_size).val
+    check_made_with((run.tokenizer.name, run.tokenizer.fingerprint), f"{run.folder.path}: its tokenizer", corpus.shards)
     device = run.model.embeddings.token.device
     model = copy.copy(run.model)  # the same weights under another head:
     model.loss = head_loss_by_chunks  # logits of a whole sequence of a record take gigabytes

@@ -9,12 +9,14 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from paceline.core.errors import ConfigError, RunError
 from paceline.core.schema import from_dict, parse_json, to_dict
 
 METRICS_FILE = "metrics.jsonl"
+LONGEST_LINE = 64 << 20
+"""Bytes; a line has hundreds, and one that was lost stands as spaces before the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +86,22 @@ def from_line(line: str) -> Metrics:
     return from_dict(StepMetrics, values) if kind == "step" else from_dict(EvalMetrics, values)
 
 
+def read_rest(file: IO[bytes]) -> bytes:
+    """What follows in an open file of metrics; a RunError where no line ends in more bytes than any record has."""
+    pieces = list[bytes]()
+    while piece := file.read(LONGEST_LINE):
+        if len(piece) == LONGEST_LINE and b"\n" not in piece:
+            raise RunError(f"{file.name}: {LONGEST_LINE:,} bytes without the end of a line; the file is damaged")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
 def read_metrics(folder: Path) -> tuple[list[StepMetrics], list[EvalMetrics]]:
     """Every record of the run in `folder`, in the order written. A torn last line is left out."""
     path = folder / METRICS_FILE
     try:
-        whole_lines = path.read_bytes().split(b"\n")[:-1]  # after the last newline: nothing, or a torn line
+        with open(path, "rb") as file:
+            whole_lines = read_rest(file).split(b"\n")[:-1]  # after the last newline: nothing, or a torn line
     except OSError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror}); give the folder of a run") from None
     steps, evaluations = [], []

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline.core.errors import ConfigError, RunError
 from paceline.core.files import atomic_write
-from paceline.metrics.metrics_file import EvalMetrics, Metrics, from_line, to_line
+from paceline.metrics.metrics_file import EvalMetrics, Metrics, from_line, read_rest, to_line
 
 
 def readable(path: Path) -> list[Metrics]:
@@ -65,7 +65,8 @@ def _record(line: bytes) -> Metrics | None:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with open(path, "rb") as file:
+            return read_rest(file)
     except FileNotFoundError:
         return b""
     except OSError as error:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import RunError
-from paceline.metrics.metrics_file import METRICS_FILE, read_metrics
+from paceline.metrics.metrics_file import METRICS_FILE, read_metrics, read_rest
 
 Column = NDArray[np.float64]
 Columns = dict[str, Column]  # name of a field to its value in every record, NaN where the record has none
@@ -66,11 +66,11 @@ class MetricsFile:
         try:
             with open(self._path, "rb") as file:
                 file.seek(self._position - len(self._last_line))
-                found = file.read()
+                found = read_rest(file)
                 if not found.startswith(self._last_line):
                     self._forget()
                     file.seek(0)
-                    found = file.read()
+                    found = read_rest(file)
         except OSError as error:
             raise RunError(f"{self._path}: cannot be read ({error.strerror}); give the folder of a run") from None
         return found[len(self._last_line) :].split(b"\n")[:-1]

@@ -24,7 +24,7 @@ class Dataset:
         """Loaded on demand: training needs the ids only, and GPT-2's vocabulary may have to be downloaded."""
         tokenizer = load_tokenizer(self.folder, self.config.tokenizer)
         identity = (tokenizer.name, tokenizer.fingerprint)
-        _check_made_with(identity, f"tokenizer {tokenizer.name}", (*self.train.shards, *self.val.shards))
+        check_made_with(identity, f"tokenizer {tokenizer.name}", (*self.train.shards, *self.val.shards))
         return tokenizer
 
 
@@ -43,7 +43,7 @@ def _open_folder(folder: Path, data: DataConfig, vocab_size: int) -> Dataset:
     train = open_corpus(folder, data.train, vocab_size)
     val = open_corpus(folder, data.val, vocab_size)
     if (carried := carried_identity(folder)) is not None:
-        _check_made_with(carried.names, str(folder / FILE_NAME), (*train.shards, *val.shards))
+        check_made_with(carried.names, str(folder / FILE_NAME), (*train.shards, *val.shards))
         check_end_of_text(data, carried)
     return Dataset(folder=folder, train=train, val=val, config=data)
 
@@ -59,7 +59,12 @@ def check_end_of_text(data: DataConfig, found: Identity) -> None:
 def open_corpus(folder: Path, pattern: str, vocab_size: int) -> Corpus:
     """Open the shards in `folder` that match `pattern`, in sorted name order, and check their ids."""
     check_folder(folder)
-    paths = sorted(path for path in folder.glob(pattern) if path.is_file())
+    try:
+        paths = sorted(path for path in folder.glob(pattern) if path.is_file())
+    except (ValueError, NotImplementedError) as error:
+        raise DataError(
+            f"{folder}: {pattern!r} is no pattern of files ({error}); change the pattern (--data.train, --data.val)"
+        ) from None
     if not paths:
         others = len(list(folder.glob("*.bin")))
         raise DataError(
@@ -77,8 +82,9 @@ def check_folder(folder: Path) -> None:
         raise DataError(f"{folder}: not a folder; --data.dir names one with shards, {how_to_get(folder)}")
 
 
-def _check_made_with(identity: Collection[str], called: str, shards: Iterable[Shard]) -> None:
-    """Another tokenizer's byte lengths would give wrong bits per byte, or none for ids past its end."""
+def check_made_with(identity: Collection[str], called: str, shards: Iterable[Shard]) -> None:
+    """Raise DataError if a shard says that another tokenizer made it: that one's byte lengths would give wrong bits per
+    byte, or none for ids past its end."""
     if other := made_with_another(shards, identity):
         raise DataError(
             f"{called}: not the tokenizer that {other.path} was made with; put that one back or prepare the data again"

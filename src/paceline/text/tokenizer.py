@@ -145,6 +145,10 @@ class TrainedTokenizer(Tokenizer):
         byte_of = {letter: value for value, letter in byte_letters().items()}
         self.token_bytes = [b""] + [bytes(byte_of[letter] for letter in token) for token in vocabulary[1:]]
         ids = {token: index for index, token in enumerate(vocabulary)}
+        if len(ids) < len(vocabulary) or not all(
+            left in ids and right in ids and left + right in ids for left, right in merges
+        ):
+            raise ValueError("a token stands twice in it, or a merge has none")  # at which the library would panic
         model = tokenizers.models.BPE(vocab=ids, merges=[(left, right) for left, right in merges])
         self._library = tokenizers.Tokenizer(model)  # end-of-text is no added token here, so text cannot spell it
         self._library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

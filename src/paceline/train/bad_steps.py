@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
+from paceline.core.errors import RunError
 from paceline.core.output import tell
 from paceline.kernels.row_gradients import RowGradients
 from paceline.metrics.deferred import copy_to_host
@@ -128,6 +129,8 @@ class BadSteps(Hook):
         """Go on from it; where there is none, as at the start. Resuming resets the counter of consecutive skips."""
         if "state" not in state:
             return
+        if not all(0 <= count < 2**53 for count in state["state"][SKIPPED:LOSS].tolist()):
+            raise RunError(f"{self.name}: its counts are no numbers of steps; resume from another checkpoint")
         self._state.copy_(state["state"])
         if self._state[IN_ROW] >= self.config.limit:
             self._state[IN_ROW] = 0

@@ -8,6 +8,7 @@ from paceline.checkpoint.manifest import CONFIG, STATE
 from paceline.checkpoint.run_folder import RunFolder, step_of
 from paceline.checkpoint.verified import check_seen
 from paceline.core.errors import ConfigError, RunError
+from paceline.core.migrations import leaves
 from paceline.core.output import tell
 from paceline.core.random_states import of_rank, set_random_states
 from paceline.core.schema import from_dict, read_json, to_dict
@@ -54,7 +55,7 @@ def first_position(folder: RunFolder) -> Position:
     """Where a run without a checkpoint begins, as its folder says."""
     if not folder.beginning.is_file():  # of an older version
         return BEGINNING
-    state = from_dict(SavedState, read_json(folder.beginning), at=str(folder.beginning))
+    state = _parsed(read_json(folder.beginning), at=str(folder.beginning))
     return Position(clocks=state.clocks, history=state.history)
 
 
@@ -80,7 +81,15 @@ def _read_saved(checkpoint: Path) -> SavedState:
     cursor = values.get("cursor") if isinstance(values, dict) else None
     if isinstance(cursor, dict) and "step" in cursor and "position" not in cursor:  # formats 1 and 2 counted steps
         values = {**values, "cursor": {**cursor, "position": None}}
-    return from_dict(SavedState, values, at=STATE)
+    return _parsed(values, at=STATE)
+
+
+def _parsed(values: object, *, at: str) -> SavedState:
+    state = from_dict(SavedState, values, at=at)
+    for name, value in leaves(to_dict(replace(state, evaluations=()))):
+        if isinstance(value, int | float) and not 0 <= value < 2**63:
+            raise RunError(f"{at}: {name} is {value}, which no run of ours has; it is damaged")
+    return state
 
 
 def go_on(launch: Launch, found: Found) -> Finished:
@@ -163,7 +172,8 @@ def _filled(run: Assembly, found: Found, state: SavedState) -> Position:
     store.load_weights_into(found.path, dict(run.model.named_parameters()))
     saved = store.load(found.path, without=("model",))
     run.optimizer.load_state_dict(saved.optimizer)
-    for name, buffer in run.model.state_buffers().items():
+    store.check_fits("buffers", saved.groups.get("buffers", {}), buffers := run.model.state_buffers())
+    for name, buffer in buffers.items():
         buffer.copy_(saved.groups["buffers"][name])
     set_random_states(of_rank(saved.groups.get("random", {}), run.ranks.rank))
     config, data = run.config, run.data.train

@@ -230,7 +230,11 @@ def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Posi
     checkpoints = CheckpointHook(loop, folder, deferred, log, to_dict(launch.config), evaluation.evaluations)
     loop.hooks = (*average, MetricsHook(loop, deferred), evaluation, *_looking(launch, loop), bad_steps, checkpoints)
     for hook in loop.hooks:
-        hook.load(position.states.get(hook.name, {}))
+        if state := position.states.get(hook.name, {}):
+            from paceline.checkpoint.store import check_fits
+
+            check_fits(hook.name, state, hook.state())
+        hook.load(state)
     try:
         step = _looped(loop, checkpoints, deferred)
     except Exception as error:

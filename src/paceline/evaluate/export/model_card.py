@@ -44,11 +44,11 @@ def model_card(card: RunCard, *, step: int, own_code: bool) -> str:
 
 def _loss(card: RunCard, step: int) -> str:
     """That of the exported step; the newest of the run belongs to other weights."""
-    rows = [dict(zip(LOSS_COLUMNS, row, strict=True)) for row in card.losses]
-    found = next((row for row in rows if row["step"] == step), None)
-    if found is None or found["val_loss"] is None:
+    rows = [dict(zip(LOSS_COLUMNS, row, strict=False)) for row in card.losses]
+    found = next((row for row in rows if row.get("step") == step), {})
+    if found.get("val_loss") is None:
         return "not measured at this step"
-    bits = "" if found["val_bpb"] is None else f", {found['val_bpb']:.4f} bits per byte"
+    bits = "" if found.get("val_bpb") is None else f", {found['val_bpb']:.4f} bits per byte"
     return f"{found['val_loss']:.4f} nats per token{bits}"
 
 
