@@ -9,7 +9,7 @@ import pytest
 
 from lab.cards_on_disk import write_group
 from lab.cards_on_disk import write_run as write_card_and_config
-from paceline.analysis.groups import SAME_EXPERIMENT, experiment, groups_of
+from paceline.analysis.groups import SAME_EXPERIMENT, experiment, groups_of, why_incomparable
 from paceline.analysis.runs import read_run, read_runs
 from paceline.core import migrations
 from paceline.core.errors import RunError
@@ -135,3 +135,13 @@ def test_a_config_is_read_or_named(text: str, tmp_path: Path) -> None:
         assert isinstance(read_run(folder).config, dict)
     except RunError as error:
         assert "a/config.json" in str(error)  # noqa: PT017 - both outcomes are right
+
+
+def test_losses_on_other_validation_tokens_are_not_compared(tmp_path: Path) -> None:
+    for name, tokens in (("a", 1000), ("b", 2000), ("c", 2000)):
+        write_card_and_config(tmp_path / name, seed=0, loss=3.0, settings={"evaluate.tokens": tokens})
+    a, b, c = (read_run(tmp_path / name) for name in "abc")
+    assert why_incomparable(b, c) is None
+    why = why_incomparable(a, b)
+    assert why is not None
+    assert "other tokens" in why

@@ -424,7 +424,8 @@ TARGETS = (
     "/dev/stdin", "/proc/self/mem", "/etc/passwd", "self", "../../canary/file", "../own",
 )  # fmt: skip
 NAMES = (
-    "step_000004", "step_999999999999999999", "step_٠٠٠٠٠٤", "step_000003\n", "step_000000", "copy", EVIL[:40],
+    "step_000004", "step_999999999999999999", "step_٠٠٠٠٠٤", "step_000003\n", "step_000000", "copy",
+    EVIL.partition("<")[0],
     "ablation.json", "model-00002.safetensors", "average-00001.safetensors", "buffers-00001.safetensors",
     "dataset.json", "x.bin", "state.json", "guard.safetensors", "\udcff", "-rf", ".hidden",
 )  # fmt: skip
