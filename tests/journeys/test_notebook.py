@@ -78,7 +78,7 @@ def test_what_readers_see_is_small_and_names_no_folder_of_ours() -> None:
     assert not any(place in text for place in (str(Path.home()), os.getcwd(), "/tmp/", "site-packages"))
 
 
-def test_links_lead_to_files_and_commands_parse(tmp_path: Path) -> None:
+def test_links_lead_to_files_and_commands_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells = nbformat.read(NOTEBOOK, as_version=4).cells
     page = tmp_path / "page.md"
     page.write_text("\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown"))
@@ -88,7 +88,7 @@ def test_links_lead_to_files_and_commands_parse(tmp_path: Path) -> None:
     commands = test_documents.commands([page])
     assert len(commands) >= 4
     for command in commands:
-        test_documents.test_a_documented_command_parses(command)
+        test_documents.test_a_documented_command_parses(command, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow

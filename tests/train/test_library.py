@@ -110,10 +110,11 @@ def test_the_code_on_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("paceline.library.preset", lambda _: config)
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     names: dict[str, object] = {}
     for block in blocks:
-        exec(block.replace("200", "4"), names)
+        exec(block.replace("200", "4").replace("311, 50", "4, 2"), names)
+    assert sorted(names["norms"]) == [0, 2]  # type: ignore[call-overload]
     assert len(paceline.load("no-cap").steps) == 4
     *before, last = paceline.load("demo").evaluations
     assert all(record.val_loss is not None and record.val_loss >= 4.0 for record in before)

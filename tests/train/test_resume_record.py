@@ -220,7 +220,7 @@ def test_a_run_made_again_is_left_out_unless_asked_for(
     assert main(["compare", *map(str, runs), "--with-remade", "--json"]) == 0
     [counted] = json.loads(capsys.readouterr().out)["groups"]
     assert counted["seeds"] == [0, 1, 2]
-    assert "rewound or restarted, and counted because that was asked for: whole" in counted["remarks"]
+    assert "rewound, restarted or extended, and counted because that was asked for: whole" in counted["remarks"]
     shown = board([whole.path.parent], target=9.0)
     assert [row.seeds for row in shown.rows] == [[1, 2]]
     assert [one.run for one in shown.refused] == ["whole"]
