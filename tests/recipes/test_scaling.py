@@ -14,7 +14,7 @@ from paceline.recipes.scaling import parse_scale, scaled, with_steps
 from paceline.settings.data import BUILTIN
 from paceline.settings.model import LayerOverride
 from paceline.settings.run import RunConfig
-from paceline.settings.schedule import Stage, batches_of, cooldown_steps_of, widest_windows
+from paceline.settings.schedule import Stage, batches_of, cooldown_steps_of, stage_of, widest_windows
 
 RECORDS = list(ALL_RECORDS)
 WINDOWED = [name for name in RECORDS if preset(name).model.window.unit != "none"]
@@ -90,6 +90,13 @@ def test_stages_are_scaled_as_the_run_is() -> None:
     assert [replace(stage, batch_tokens=None) for stage in small.stages] == [
         replace(stage, batch_tokens=None) for stage in stages
     ], "shares, rates and windows stay"
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.floats(1e-4, 1.0))
+def test_every_stage_has_a_step_at_any_scale(weights: list[int], scale: float) -> None:
+    stages = tuple(Stage(share=weight / sum(weights)) for weight in weights)
+    small = scaled(replace(preset("r18-softcap"), stages=stages), scale)
+    assert {stage_of(small, step) for step in range(small.steps)} == set(range(len(stages)))
 
 
 @pytest.mark.parametrize(("window", "sequence"), [(1792, 2048), (2048, 2176), (4096, 4224)])

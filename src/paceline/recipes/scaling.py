@@ -10,6 +10,7 @@ widest window, or all it has, so that every window of the schedule occurs. Stage
 rules.
 """
 
+import math
 from dataclasses import replace
 
 from paceline.core.errors import ConfigError
@@ -47,7 +48,8 @@ def scaled(config: RunConfig, scale: float) -> RunConfig:
     """The preset at a fraction of its size, on the built-in corpus and whatever device there is."""
     if scale == 1.0:
         return config
-    smaller = with_steps(config, max(1, round(config.steps * scale)))
+    least = max([1, *(math.ceil(2 / stage.share) for stage in config.stages)])  # so that each stage has a step
+    smaller = with_steps(config, min(config.steps, max(least, round(config.steps * scale))))
     model, sequence_tokens = _scaled_model(config.model, scale), _scaled_sequence(config, scale)
     batch = BatchConfig(tokens=_tokens(config.batch.tokens, scale, sequence_tokens), sequence_tokens=sequence_tokens)
     stages = tuple(
