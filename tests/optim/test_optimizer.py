@@ -133,7 +133,7 @@ def test_every_switch_is_alive(part: str, change: dict[str, object]) -> None:
     ("asked", "available", "expected"),
     [("bf16", True, "bfloat16"), ("bf16", False, "float32"), ("fp32", True, "float32"), ("fp32", False, "float32")],
 )
-def test_bf16_products_need_both_the_wish_and_the_device(asked: str, available: bool, expected: str) -> None:
+def test_bf16_products_need_both_the_setting_and_the_device(asked: str, available: bool, expected: str) -> None:
     seen = []
 
     def look(iteration: Orthogonalise, stacks: list[Tensor], _: object) -> list[Tensor]:

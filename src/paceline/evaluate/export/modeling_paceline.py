@@ -78,7 +78,7 @@ def rotate(x_BTHD: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tens
 def attention_mask_of(
     config: PacelineConfig, positions_BS: Tensor, documents_BS: Tensor, queries: int, window: int
 ) -> Tensor:
-    """(B, 1, T, S) bool: who sees whom through a window. The last `queries` of the S tokens ask."""
+    """(B, 1, T, S) bool: which keys a query sees through a window. The last `queries` of the S tokens ask."""
     q, k = positions_BS[:, -queries:, None], positions_BS[:, None, :]
     seen = (k <= q) & (k != NO_POSITION)
     if config.document_mask:
@@ -252,7 +252,7 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
     def positions_and_masks(
         self, tokens_BT: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Positions of this pass's tokens, (B, T), and who sees whom, (B, 1, T, S), by window."""
+        """Positions of this pass's tokens, (B, T), and which keys each sees, (B, 1, T, S), by window."""
         tokens = tokens_BT.size(1)
         past = 0 if cache is None else cache.get_seq_length()
         if attention_mask is None:
