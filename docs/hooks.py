@@ -60,7 +60,7 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 def _labelled(table: str) -> str:
     """Cells with the name of their column, which on a phone stands before them, a row being a block there (site.css).
-    Of two columns the second speaks for itself."""
+    Of two columns the second needs no label."""
     names = [TAG.sub("", name).replace('"', "&quot;") for name in HEADING.findall(table)]
     labels = itertools.cycle(names if len(names) > 2 else [""])
     return CELL.sub(lambda cell: f'{cell.group()} data-label="{next(labels)}"', table)

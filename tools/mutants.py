@@ -307,8 +307,8 @@ def main(argv: Sequence[str]) -> int:
 def tried(
     mutants: Sequence[Mutant], known: Mapping[str, str], workers: int, note: Callable[[Mutant, str | None], object]
 ) -> list[str | None]:
-    """The test that kills each mutant, if one does; what killed it the last time is tried first. `note` hears of each
-    verdict when it is known."""
+    """The test that kills each mutant, if one does; what killed it the last time is tried first. `note` is called
+    with each verdict when it is known."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         trees: queue.SimpleQueue[Path] = queue.SimpleQueue()
         for number in range(workers):

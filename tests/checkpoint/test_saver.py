@@ -1,4 +1,4 @@
-"""Saving beside the training: what is saved is the state of the moment, and no failure goes unheard."""
+"""Saving beside the training: what is saved is the state of the moment, and no failure goes unreported."""
 
 import threading
 from collections.abc import Callable

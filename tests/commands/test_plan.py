@@ -93,7 +93,21 @@ def test_a_person_reads_the_split_and_what_limits_the_run(capsys: pytest.Capture
         assert words in said
     assert "note:" not in said  # eight H100 and this model are what was measured
     assert main(["plan", "r18-softcap", "--gpus", "8", "--gpu", "h100"]) == 0
-    assert "note: no step with fast paths was measured on several GPUs" in capsys.readouterr().out
+    assert "note: no step with our own kernels was measured on several GPUs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [
+        (("--parallel.fsdp",), "no step under --parallel.fsdp was measured\n"),
+        (("--parallel.context-parallel", "2"), "--parallel.context-parallel 2 was measured, and it is not compiled\n"),
+    ],
+)
+def test_only_ranks_that_share_a_sequence_are_said_not_to_compile(
+    flags: tuple[str, ...], note: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "r18-softcap", "--gpus", "2", "--gpu", "h200", *flags]) == 0
+    assert note in re.sub(r"\n +", " ", capsys.readouterr().out)
 
 
 def test_a_run_that_does_not_fit_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,5 +113,5 @@ def test_a_mistake_is_one_line_that_names_flag_and_value(argv: tuple[str, ...], 
         assert word in text
 
 
-def test_a_config_that_refuses_speaks_for_itself() -> None:
+def test_the_message_of_a_config_that_refuses_is_shown_as_it_is() -> None:
     assert mistake("--part.width", "0") == "--part.width 0 must be at least 1"

@@ -1,4 +1,4 @@
-"""The steady step is the step of `Decoder.feed` and `choose`, in one shape for all texts."""
+"""The step of a decode graph is the step of `Decoder.feed` and `choose`, in one shape for all texts."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from paceline.evaluate import decode_graph
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.decode import Decoder, Place, logits_without_cache, plan_plainly
 from paceline.evaluate.decode_graph import DecodeGraph, plan_cells
-from paceline.evaluate.generate import _one_by_one, _steadily
+from paceline.evaluate.generate import _by_decode_graph, _one_by_one
 from paceline.evaluate.inference_model import prepared, row_product
 from paceline.evaluate.sampling import Writing, choose
 from paceline.model.gpt import GPT
@@ -52,17 +52,17 @@ def test_slots_of_all_lengths_go_on_as_each_would_alone(unit: str) -> None:
     model = small(unit)
     prompts = {slot: tokens_like(length, slot) for slot, length in {1: 1, 2: 380, 3: 600, 4: 90}.items()}
     decoder = Decoder(model, windows=windows_of(model, 128), max_tokens=800, slots=5)
-    steady = DecodeGraph(decoder)
+    graph = DecodeGraph(decoder)
     seen: dict[int, list[int]] = {}
 
     def begin(slot: int, prompt: Tensor) -> None:
         token = int(decoder.feed(prompt, first=slot)[0, :61].argmax())
-        steady.begin(slot, token)
+        graph.begin(slot, token)
         seen[slot] = [*prompt[0].tolist(), token]
 
     def go_on(slots: set[int], steps: int) -> None:
         for _ in range(steps):
-            ids = steady.launch([Writing(GREEDY) if slot in slots else None for slot in range(5)]).wait()
+            ids = graph.launch([Writing(GREEDY) if slot in slots else None for slot in range(5)]).wait()
             for slot in slots:
                 seen[slot].append(ids[slot])
 
@@ -77,7 +77,7 @@ def test_slots_of_all_lengths_go_on_as_each_would_alone(unit: str) -> None:
         logits = logits_without_cache(model, torch.tensor([tokens[:-1]]), windows=windows_of(model, 128))[0, :61]
         assert int(logits.argmax()) == tokens[-1]
         if slot in {1, 3, 4}:  # those of the last step
-            torch.testing.assert_close(steady.logits[slot], logits, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(graph.logits[slot], logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -87,32 +87,32 @@ def test_every_preset_writes_the_same_as_step_by_step(name: str) -> None:
     model = lively(GPT(replace(config, precision=replace(config.precision, compute="fp32")), end_of_text=0))
     prompt = torch.randint(1, 500, (140,), generator=torch.Generator().manual_seed(4)).tolist()
     plain = list(_one_by_one(model, prompt, Writing(GREEDY), windows_of(model, 128), 8))
-    assert list(_steadily(model, prompt, Writing(GREEDY), windows_of(model, 128), 8)) == plain
+    assert list(_by_decode_graph(model, prompt, Writing(GREEDY), windows_of(model, 128), 8)) == plain
 
 
 def test_layers_of_many_shapes_with_two_windows_write_the_same_as_step_by_step() -> None:
     model, prompt = small("blocks", **LAYERS_OF_MANY_SHAPES), tokens_like(500, seed=1)[0].tolist()
     plain = list(_one_by_one(model, prompt, Writing(GREEDY), (128, 384), 20))
-    assert list(_steadily(model, prompt, Writing(GREEDY), (128, 384), 20)) == plain
+    assert list(_by_decode_graph(model, prompt, Writing(GREEDY), (128, 384), 20)) == plain
 
 
 @pytest.mark.parametrize("config", KINDS, ids=["greedy", "few", "all", "sorted"])
 def test_draws_are_those_of_the_definition(config: SamplingConfig) -> None:
     model = small("blocks")
     plain = list(_one_by_one(model, [0, 5], Writing(config), windows_of(model, 128), 60))
-    assert list(_steadily(model, [0, 5], Writing(config), windows_of(model, 128), 60)) == plain
+    assert list(_by_decode_graph(model, [0, 5], Writing(config), windows_of(model, 128), 60)) == plain
 
 
 def test_texts_of_all_kinds_share_a_step() -> None:
     model = small("blocks")
     decoder = Decoder(model, windows=windows_of(model, 128), max_tokens=200, slots=4)
-    steady, texts = DecodeGraph(decoder), [Writing(config) for config in KINDS]
+    graph, texts = DecodeGraph(decoder), [Writing(config) for config in KINDS]
     first = []
     for slot, text in enumerate(texts):
         logits = decoder.feed(torch.tensor([[0, 5, 6 + slot]]), first=slot)
         first.append(choose(logits[0, :61], text.sampling, text.generator))
-        steady.begin(slot, first[-1])
-    steps = [steady.launch(texts).wait() for _ in range(30)]
+        graph.begin(slot, first[-1])
+    steps = [graph.launch(texts).wait() for _ in range(30)]
     for slot, config in enumerate(KINDS):
         alone = list(_one_by_one(model, [0, 5, 6 + slot], Writing(config), windows_of(model, 128), 31))
         assert [first[slot], *(ids[slot] for ids in steps)] == alone
@@ -131,7 +131,7 @@ def _(q: Tensor, *others: Tensor | float) -> Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
-def compiled_steady(decoder: Decoder, monkeypatch: pytest.MonkeyPatch, *, backend: str) -> DecodeGraph:
+def compiled_graph(decoder: Decoder, monkeypatch: pytest.MonkeyPatch, *, backend: str) -> DecodeGraph:
     """As on a GPU, with the operator of that signature."""
     kernels = pytest.importorskip("paceline.kernels.attention_decode")
     monkeypatch.setattr(kernels, "attend_cells", stand_in)
@@ -141,12 +141,12 @@ def compiled_steady(decoder: Decoder, monkeypatch: pytest.MonkeyPatch, *, backen
     return DecodeGraph(decoder, compiled=True)
 
 
-def check_greedy(steady: DecodeGraph, model: GPT) -> None:
-    slots = len(steady.decoder.lengths)
-    steady.decoder.feed(torch.tensor([[0, 5, 6]] * slots))
+def check_greedy(graph: DecodeGraph, model: GPT) -> None:
+    slots = len(graph.decoder.lengths)
+    graph.decoder.feed(torch.tensor([[0, 5, 6]] * slots))
     for slot in range(slots):
-        steady.begin(slot, 7)
-    steps = [steady.launch([Writing(GREEDY)] * slots).wait()[-1] for _ in range(10)]
+        graph.begin(slot, 7)
+    steps = [graph.launch([Writing(GREEDY)] * slots).wait()[-1] for _ in range(10)]
     assert steps == list(_one_by_one(model, [0, 5, 6, 7], Writing(GREEDY), windows_of(model, 128), 10))
 
 
@@ -154,9 +154,9 @@ def check_greedy(steady: DecodeGraph, model: GPT) -> None:
 def test_the_step_is_one_graph_for_the_compiler(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small("blocks")
     decoder = Decoder(prepared(model), windows=windows_of(model, 128), max_tokens=200, slots=slots)
-    steady = compiled_steady(decoder, monkeypatch, backend="aot_eager")
-    assert steady.compiled
-    check_greedy(steady, model)
+    graph = compiled_graph(decoder, monkeypatch, backend="aot_eager")
+    assert graph.compiled
+    check_greedy(graph, model)
 
 
 @pytest.mark.slow
@@ -166,12 +166,12 @@ def test_compiled_code_copies_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("torch.compile cannot be used here")
     model = small("blocks")
     decoder = Decoder(prepared(model), windows=windows_of(model, 128), max_tokens=200, slots=2)
-    steady, (code,) = run_and_get_code(compiled_steady, decoder, monkeypatch, backend="inductor")
+    graph, (code,) = run_and_get_code(compiled_graph, decoder, monkeypatch, backend="inductor")
     assert code.count("paceline_tests.attend_cells") >= len(decoder.keys)
     shapes = re.findall(r"empty_strided_cpu\(\(([\d, ]+)\)", code)
     sizes = [math.prod(int(size) for size in shape.split(",") if size.strip()) for shape in shapes]
     assert max(sizes) < decoder.keys[0].numel()
-    check_greedy(steady, model)
+    check_greedy(graph, model)
 
 
 def test_a_compiler_that_fails_is_told_of_and_done_without(
@@ -182,11 +182,11 @@ def test_a_compiler_that_fails_is_told_of_and_done_without(
 
     model = small("blocks")
     decoder = Decoder(prepared(model), windows=windows_of(model, 128), max_tokens=200)
-    steady = compiled_steady(decoder, monkeypatch, backend=broken)
+    graph = compiled_graph(decoder, monkeypatch, backend=broken)
     (said,) = (record.getMessage() for record in caplog.records if record.name == "paceline.evaluate.decode_graph")
     assert said == "the step is not compiled: backend='broken' raised: RuntimeError: ptxas is missing"
-    assert not steady.compiled
-    check_greedy(steady, model)
+    assert not graph.compiled
+    check_greedy(graph, model)
 
 
 def test_a_row_product_is_the_linear_one_of_the_row_or_its_norm() -> None:

@@ -1,4 +1,4 @@
-"""A recorded step writes what the step writes kernel by kernel, on a GPU. The CPU twins are in test_decode_graph.py."""
+"""A captured step writes what the step writes kernel by kernel, on a GPU. The CPU twins are in test_decode_graph.py."""
 
 import itertools
 from dataclasses import replace
@@ -47,26 +47,26 @@ def prompt_of(length: int, seed: int) -> list[int]:
     return [0, *torch.randint(1, 500, (length,), generator=torch.Generator().manual_seed(seed)).tolist()]
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["recorded", "compiled"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["captured", "compiled"])
 @pytest.mark.parametrize(("slots", "head_dim"), [(1, 64), (3, 64), (1, 44)])
-def test_a_recorded_step_writes_the_same_as_a_whole_pass(slots: int, head_dim: int, compiled: bool) -> None:
+def test_a_captured_step_writes_the_same_as_a_whole_pass(slots: int, head_dim: int, compiled: bool) -> None:
     """In fp32, greedy, past the ring's end; a slot is freed and given to another text between two replays."""
     if compiled and not compiler("cuda").usable:
         pytest.skip("torch.compile cannot be used here")
     model = r18("fp32", head_dim)
     decoder = Decoder(prepared(model), windows=WINDOWS, max_tokens=1024, slots=slots)
-    steady = DecodeGraph(decoder, compiled=compiled)
-    assert steady.compiled == compiled
+    graph = DecodeGraph(decoder, compiled=compiled)
+    assert graph.compiled == compiled
     vocab, seen = model.config.vocab_size, {}
 
     def begin(slot: int, prompt: list[int]) -> None:
         token = int(decoder.feed(torch.tensor([prompt], device="cuda"), first=slot)[0, :vocab].argmax())
-        steady.begin(slot, token)
+        graph.begin(slot, token)
         seen[slot] = [*prompt, token]
 
     def go_on(steps: int) -> None:
         for _ in range(steps):
-            for slot, token in enumerate(steady.launch([Writing(GREEDY)] * slots).wait()):
+            for slot, token in enumerate(graph.launch([Writing(GREEDY)] * slots).wait()):
                 seen[slot].append(token)
 
     def check() -> None:
@@ -86,12 +86,12 @@ def test_a_recorded_step_writes_the_same_as_a_whole_pass(slots: int, head_dim: i
 
 
 @pytest.mark.parametrize("config", KINDS, ids=["greedy", "few", "all", "sorted"])
-def test_a_recorded_sample_is_the_one_drawn_step_by_step(config: SamplingConfig) -> None:
+def test_a_captured_sample_is_the_one_drawn_step_by_step(config: SamplingConfig) -> None:
     model = r18("fp32")
-    recorded = list(generate(model, prompt_of(40, 1), config, windows=WINDOWS, new_tokens=80))
+    captured = list(generate(model, prompt_of(40, 1), config, windows=WINDOWS, new_tokens=80))
     plain = _one_by_one(model, prompt_of(40, 1), Writing(config), WINDOWS, 80)
-    assert recorded == list(itertools.takewhile(lambda token: token != model.end_of_text, plain))
-    assert len(recorded) > 20
+    assert captured == list(itertools.takewhile(lambda token: token != model.end_of_text, plain))
+    assert len(captured) > 20
 
 
 @pytest.mark.parametrize("slots", [1, 3])
@@ -100,15 +100,15 @@ def test_compiled_bf16_logits_are_those_of_single_launches_up_to_rounding(slots:
         pytest.skip("torch.compile cannot be used here")
     model, tokens = r18("bf16"), torch.tensor([prompt_of(300, 1)] * slots, device="cuda")
     plain = Decoder(model, windows=WINDOWS, max_tokens=1024, slots=slots)
-    steady = DecodeGraph(Decoder(prepared(model), windows=WINDOWS, max_tokens=1024, slots=slots), compiled=True)
-    assert steady.compiled
+    graph = DecodeGraph(Decoder(prepared(model), windows=WINDOWS, max_tokens=1024, slots=slots), compiled=True)
+    assert graph.compiled
     plain.feed(tokens)
-    steady.decoder.feed(tokens)
+    graph.decoder.feed(tokens)
     for slot in range(slots):
-        steady.begin(slot, 7)
-    steady.launch([Writing(GREEDY)] * slots).wait()
+        graph.begin(slot, 7)
+    graph.launch([Writing(GREEDY)] * slots).wait()
     expected = plain.feed(torch.full((slots, 1), 7, device="cuda"))[:, : model.config.vocab_size]
-    assert (steady.logits - expected).norm() < 0.05 * expected.norm()  # bf16 keeps 2^-8 at each of twelve blocks
+    assert (graph.logits - expected).norm() < 0.05 * expected.norm()  # bf16 keeps 2^-8 at each of twelve blocks
 
 
 def test_streams_over_a_compiled_step_get_what_each_would_alone() -> None:

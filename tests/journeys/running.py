@@ -51,7 +51,7 @@ class Runner:
     folder: Path
     world: World
     names: dict[str, Any]
-    heard: list[str] = field(default_factory=list)
+    printed: list[str] = field(default_factory=list)
     """What each command and block has said."""
 
     def paceline(self, shown: list[str], patch: pytest.MonkeyPatch, *, inline: bool) -> Outcome:
@@ -84,19 +84,19 @@ class Runner:
         return process([sys.executable, *words, "--check"], folder=ROOT)
 
     def python(self, block: str, patch: pytest.MonkeyPatch) -> Outcome:
-        """A block in the page's namespace. One that speaks to a server has it."""
+        """A block in the page's namespace. One that asks a server has it."""
         self.world.furnish_python(block)
         _small_library(patch)
         if (port := re.search(r"localhost:(\d+)", block)) is None:
-            with _heard() as (out, err):
+            with _captured() as (out, err):
                 exec(compile(block, "a page", "exec"), self.names)
             return Outcome(0, out.getvalue(), err.getvalue())
         self.world.place("runs/demo")
 
-        def speak(url: str) -> None:
+        def ask(url: str) -> None:
             exec(compile(block.replace(port[1], url.strip("/").rpartition(":")[2]), "a page", "exec"), self.names)
 
-        return asked_while_it_runs(["serve", "runs/demo", "--port", "0"], speak)
+        return asked_while_it_runs(["serve", "runs/demo", "--port", "0"], ask)
 
     def _prepared(self, shown: list[str], *, inline: bool = False) -> list[str]:
         words = smaller(shown, inline=inline)
@@ -126,7 +126,7 @@ def _stand_ins(words: list[str], patch: pytest.MonkeyPatch) -> None:
 
 
 def in_process(words: list[str]) -> Outcome:
-    with _heard() as (out, err):
+    with _captured() as (out, err):
         try:
             code = main(words)
         except SystemExit as end:  # of --help
@@ -137,7 +137,7 @@ def in_process(words: list[str]) -> Outcome:
 def asked_while_it_runs(words: list[str], ask: Callable[[str], object]) -> Outcome:
     """A server: its address is asked once it has said it, then Ctrl-C is pressed."""
     over = threading.Event()
-    with _heard() as (out, err), ThreadPoolExecutor(1) as beside:
+    with _captured() as (out, err), ThreadPoolExecutor(1) as beside:
 
         def ask_and_end() -> None:
             deadline = time.monotonic() + PATIENCE_S
@@ -178,7 +178,7 @@ def process(command: list[str], *, folder: Path | None = None) -> Outcome:
 
 
 @contextlib.contextmanager
-def _heard() -> Iterator[tuple[io.StringIO, io.StringIO]]:
+def _captured() -> Iterator[tuple[io.StringIO, io.StringIO]]:
     """What is written to the two streams."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -102,10 +102,10 @@ def test_what_a_page_shows_runs(shown: Shown, readers: dict[str, Runner], monkey
     monkeypatch.chdir(reader.folder)
     outcome = run(shown, reader, monkeypatch)
     if outcome is not None:
-        reader.heard.append(outcome.out + outcome.err)
-        told = f"{shown}\nas {shlex.join(outcome.words)}\n{reader.heard[-1]}"
+        reader.printed.append(outcome.out + outcome.err)
+        told = f"{shown}\nas {shlex.join(outcome.words)}\n{reader.printed[-1]}"
         judge(outcome, told, refused=any(line.startswith("paceline: ") for line in shown.output))
-        judge_output(shown, "\n".join(reader.heard[-shown.together :]), told)
+        judge_output(shown, "\n".join(reader.printed[-shown.together :]), told)
 
 
 def run(shown: Shown, reader: Runner, patch: pytest.MonkeyPatch) -> Outcome | None:

@@ -1,4 +1,4 @@
-"""The notebook runs in a real kernel, from an empty folder, and every cell gives what its text speaks of."""
+"""The notebook runs in a real kernel, from an empty folder, and every cell gives what its text says."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The world the pages speak of: files and folders that their commands name, each made once and copied to a page.
+"""The world of the pages: files and folders that their commands name, each made once and copied to a page.
 
 What a page's own commands have made there is left alone, so a page is followed as its reader would follow it.
 """

@@ -14,7 +14,7 @@ from paceline.kernels.attention import attend_dense
 from paceline.kernels.attention_block import attend_joined
 from paceline.kernels.head_loss_fused import head_loss_fused
 from paceline.kernels.mlp_fused import mlp_fused
-from paceline.kernels.qkv_rope import heads_fused
+from paceline.kernels.qkv_rope import qkv_rope
 from paceline.model.loss import IGNORE_TARGET
 from paceline.model.masks import MaskRule, dense_mask
 from paceline.model.rotary import rotary_tables
@@ -107,18 +107,18 @@ def heads_in_float64(
 
 
 def heads_inputs(
-    rows: int, depth: int, shape: tuple[int, int, int], *, mixed: bool, extra: bool
+    rows: int, depth: int, shape: tuple[int, int, int], *, mixed: bool, value_embed: bool
 ) -> list[Tensor | None]:
     heads, kv_heads, width = shape
     return [
         seeded(rows, depth, seed=1),
         seeded((heads + 2 * kv_heads) * width, depth, seed=2, scale=depth**-0.5),
-        seeded(rows, kv_heads, width, seed=3) if extra else None,
+        seeded(rows, kv_heads, width, seed=3) if value_embed else None,
         torch.tensor([0.4, 0.7]) if mixed else None,
     ]
 
 
-def turning_tables(sequence: int, width: int, rotary_fraction: float, device: str) -> tuple[Tensor, Tensor]:
+def rotary_rows(sequence: int, width: int, rotary_fraction: float, device: str) -> tuple[Tensor, Tensor]:
     rotary = RotaryConfig(base=1024.0, rotary_fraction=rotary_fraction, max_tokens=sequence)
     cos, sin = rotary_tables(rotary, width)
     return cos.to(device), sin.to(device)
@@ -134,18 +134,18 @@ def heads_errors(
     *,
     rotary_fraction: float,
     mixed: bool,
-    extra: bool,
+    value_embed: bool,
     sequence: int,
     sequences: int,
     device: str,
     dtype: torch.dtype,
     depth: int = 24,
 ) -> list[float]:
-    cos, sin = turning_tables(sequence, shape[2], rotary_fraction, device)
+    cos, sin = rotary_rows(sequence, shape[2], rotary_fraction, device)
     return errors(
-        lambda x, weight, table, mix: recomputed(heads_fused, x, weight, table, mix, cos, sin, EPS, shape),
+        lambda x, weight, table, mix: recomputed(qkv_rope, x, weight, table, mix, cos, sin, EPS, shape),
         heads_in_float64(cos, sin, shape, sequences),
-        heads_inputs(sequence * sequences, depth, shape, mixed=mixed, extra=extra),
+        heads_inputs(sequence * sequences, depth, shape, mixed=mixed, value_embed=value_embed),
         device=device,
         dtypes=[dtype, dtype, dtype, torch.float32],
     )
@@ -156,7 +156,7 @@ def joined_errors(
     *,
     rotary_fraction: float,
     mixed: bool,
-    extra: bool,
+    value_embed: bool,
     sequence: int,
     sequences: int,
     device: str,
@@ -165,7 +165,7 @@ def joined_errors(
     window: int = 128,
 ) -> list[float]:
     """Stream to attended values, under documents and a window in blocks."""
-    cos, sin = turning_tables(sequence, shape[2], rotary_fraction, device)
+    cos, sin = rotary_rows(sequence, shape[2], rotary_fraction, device)
     config = ModelConfig(window=WindowConfig(unit="blocks"), document_mask=True)
     documents = documents_of(sequences, sequence, device, mean_tokens=150)
     seen = (MaskRule.of(config), documents, sequence, torch.tensor(window, dtype=torch.int32, device=device))
@@ -183,7 +183,7 @@ def joined_errors(
     return errors(
         fast,
         plain,
-        heads_inputs(sequence * sequences, depth, shape, mixed=mixed, extra=extra),
+        heads_inputs(sequence * sequences, depth, shape, mixed=mixed, value_embed=value_embed),
         device=device,
         dtypes=[dtype, dtype, dtype, torch.float32],
     )

@@ -48,16 +48,16 @@ def test_texts_of_different_lengths_go_on_and_stand_still_as_each_would_alone() 
     """One past its ring's end; one stands still while the others are given a token."""
     model = small("blocks", head_dim=16, width=64)
     decoder = Decoder(model, windows=(128,), max_tokens=800, slots=3)
-    steady, seen = DecodeGraph(decoder), []
-    steady.plan = plan_cells
+    graph, seen = DecodeGraph(decoder), []
+    graph.plan = plan_cells
     for slot, length in enumerate((383, 3, 90)):
         prompt = torch.randint(0, 61, (1, length), generator=torch.Generator().manual_seed(slot))
         seen.append([*prompt[0].tolist(), int(decoder.feed(prompt, first=slot)[0, :61].argmax())])
-        steady.begin(slot, seen[slot][-1])
+        graph.begin(slot, seen[slot][-1])
     for live in ({0, 1, 2}, {0, 2}, {1, 2}):
         greedy = Writing(SamplingConfig(temperature=0.0))
-        ids = steady.launch([greedy if slot in live else None for slot in range(3)]).wait()
+        ids = graph.launch([greedy if slot in live else None for slot in range(3)]).wait()
         for slot in live:
             seen[slot].append(ids[slot])
             expected = logits_without_cache(model, torch.tensor([seen[slot][:-1]]), windows=(128,))[0, :61]
-            torch.testing.assert_close(steady.logits[slot], expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(graph.logits[slot], expected, rtol=1e-4, atol=1e-4)

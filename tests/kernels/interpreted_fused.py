@@ -76,7 +76,7 @@ def test_mlp(tokens: int, width: int, hidden: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mixed", "extra", "shape", "rotary_fraction"),
+    ("mixed", "value_embed", "shape", "rotary_fraction"),
     [
         (True, True, (2, 2, 16), 0.5),
         (True, False, (4, 2, 16), 0.5),  # grouped heads; a layer without a table
@@ -84,16 +84,22 @@ def test_mlp(tokens: int, width: int, hidden: int) -> None:
         (True, True, (3, 1, 128), 0.5),
     ],
 )
-def test_heads(mixed: bool, extra: bool, shape: tuple[int, int, int], rotary_fraction: float) -> None:
+def test_heads(mixed: bool, value_embed: bool, shape: tuple[int, int, int], rotary_fraction: float) -> None:
     sequence = qkv_rope.TOKENS + 3  # ragged; two in one program
     found = heads_errors(
-        shape, rotary_fraction=rotary_fraction, mixed=mixed, extra=extra, sequence=sequence, sequences=2, **CPU
+        shape,
+        rotary_fraction=rotary_fraction,
+        mixed=mixed,
+        value_embed=value_embed,
+        sequence=sequence,
+        sequences=2,
+        **CPU,
     )
     assert max(found) < ROUNDING
 
 
 @pytest.mark.parametrize(
-    ("mixed", "extra", "shape", "rotary_fraction"),
+    ("mixed", "value_embed", "shape", "rotary_fraction"),
     [
         (True, True, (2, 1, 64), 0.5),
         (True, False, (2, 2, 128), 0.5),
@@ -101,10 +107,10 @@ def test_heads(mixed: bool, extra: bool, shape: tuple[int, int, int], rotary_fra
     ],
 )
 def test_stream_to_attended_values(
-    mixed: bool, extra: bool, shape: tuple[int, int, int], rotary_fraction: float
+    mixed: bool, value_embed: bool, shape: tuple[int, int, int], rotary_fraction: float
 ) -> None:
     found = joined_errors(
-        shape, rotary_fraction=rotary_fraction, mixed=mixed, extra=extra, sequence=256, sequences=2, **CPU
+        shape, rotary_fraction=rotary_fraction, mixed=mixed, value_embed=value_embed, sequence=256, sequences=2, **CPU
     )
     assert max(found) < ROUNDING
 

@@ -76,13 +76,13 @@ def test_values_and_gradients_equal_float64_at_every_launch(
         assert all(map(torch.equal, outputs(qkv, grad, ranges), first))
 
 
-@pytest.mark.parametrize(("mixed", "extra"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize(("mixed", "value_embed"), [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2)])
-def test_gradients_of_projections_equal_float64(mixed: bool, extra: bool, heads: int, kv_heads: int) -> None:
+def test_gradients_of_projections_equal_float64(mixed: bool, value_embed: bool, heads: int, kv_heads: int) -> None:
     """The endings of the backward kernels carry gradients through rotary, norm and value mix. The CPU twin, by Triton's
     kernels one after the other, is in interpreted_fused.py."""
     found = joined_errors(
-        (heads, kv_heads, 128), rotary_fraction=0.5, mixed=mixed, extra=extra, sequence=1024, sequences=2,
+        (heads, kv_heads, 128), rotary_fraction=0.5, mixed=mixed, value_embed=value_embed, sequence=1024, sequences=2,
         device="cuda", dtype=torch.bfloat16, depth=256, window=384,
     )  # fmt: skip
     assert max(found) < 2e-2

@@ -124,10 +124,17 @@ def test_mlp_on_a_gpu() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("extra", [True, False])
-def test_heads_on_a_gpu(extra: bool) -> None:
+@pytest.mark.parametrize("value_embed", [True, False])
+def test_heads_on_a_gpu(value_embed: bool) -> None:
     for shape in ((6, 6, 128), (6, 3, 64)):
         found = heads_errors(
-            shape, rotary_fraction=0.5, mixed=True, extra=extra, sequence=4_096, sequences=2, depth=768, **BF16
+            shape,
+            rotary_fraction=0.5,
+            mixed=True,
+            value_embed=value_embed,
+            sequence=4_096,
+            sequences=2,
+            depth=768,
+            **BF16,
         )
         assert max(found) < 1e-2

@@ -1,4 +1,4 @@
-"""`paceline compare`: who is averaged with whom, what is tested, what is left out, and what looking often costs."""
+"""`paceline compare`: which runs are averaged, what is tested, what is left out, and what looking often costs."""
 
 import json
 import os

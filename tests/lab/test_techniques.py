@@ -1,4 +1,4 @@
-"""The table of techniques against the configs and presets it speaks of: it cannot drift away from them."""
+"""The table of techniques against the configs and presets it describes: it cannot drift away from them."""
 
 import re
 

@@ -34,7 +34,7 @@ def run(meter: Meter, clock: FakeClock, steps: range, *, evaluate_every: int = 5
         meter.end_step(tokens)
 
 
-def test_train_time_leaves_out_the_free_steps_and_validation() -> None:
+def test_train_time_leaves_out_the_untimed_steps_and_validation() -> None:
     clock = FakeClock()
     meter = Meter(untimed_steps=10, already_s=7.0, clock=clock)
     clock.advance(3.0)  # building the model
@@ -106,7 +106,7 @@ def test_a_resumed_run_reads_the_same_clocks_as_an_uninterrupted_one(stop: int) 
     assert second.mean_tokens_per_s == whole.mean_tokens_per_s
 
 
-def test_a_new_launch_gets_no_free_steps_again() -> None:
+def test_a_new_launch_gets_no_untimed_steps_again() -> None:
     clock = FakeClock()
     meter = Meter(untimed_steps=10, resumed=MeterState(train_s=100.0, timed_steps=50), clock=clock)
     meter.begin_step(60)
@@ -115,7 +115,7 @@ def test_a_new_launch_gets_no_free_steps_again() -> None:
     assert meter.train_s == 100.0 + COMPILE_S
 
 
-def test_a_run_of_free_steps_only_has_a_rate_but_no_train_time() -> None:
+def test_a_run_of_untimed_steps_only_has_a_rate_but_no_train_time() -> None:
     clock = FakeClock()
     meter = Meter(untimed_steps=10, clock=clock)
     assert meter.tokens_per_s is None

@@ -1,4 +1,4 @@
-"""Who may attend to whom, judged pair by pair from the records' rules; block lists are only another way to say it."""
+"""Which tokens a token may attend to, judged pair by pair from the records' rules; block lists say the same."""
 
 from collections.abc import Callable
 

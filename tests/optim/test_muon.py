@@ -12,7 +12,6 @@ from torch.testing import assert_close
 from optim.building import float64_iteration
 from optim.building import settings as settings_of_step
 from optim.oracles import muon_steps, orthogonal_factor
-from paceline.core.errors import ConfigError
 from paceline.optim.rule import Event, RuleContext, ShareWork, all_here
 from paceline.optim.rules.muon import Rule, nesterov_, shape_factor
 from paceline.settings.groups import param_groups
@@ -160,11 +159,6 @@ def test_a_fused_matrix_moves_as_its_parts_would(rule: str, rows: tuple[int, ...
 def test_parts_that_do_not_cover_the_rows_are_refused(parts: Sequence[int]) -> None:
     with pytest.raises(ValueError, match="w0 has 24 rows"):
         run(matrices([(24, 8)]), MuonConfig(), parts={"w0": parts})
-
-
-def test_a_vector_is_refused() -> None:
-    with pytest.raises(ConfigError, match="gain"):
-        muon_of({"gain": nn.Parameter(torch.ones(3))}, MuonConfig())
 
 
 def test_work_shared_by_three_processes_gives_the_same_weights() -> None:

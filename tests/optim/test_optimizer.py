@@ -133,7 +133,7 @@ def test_every_switch_is_alive(part: str, change: dict[str, object]) -> None:
     ("asked", "available", "expected"),
     [("bf16", True, "bfloat16"), ("bf16", False, "float32"), ("fp32", True, "float32"), ("fp32", False, "float32")],
 )
-def test_bf16_products_need_both_the_wish_and_the_device(asked: str, available: bool, expected: str) -> None:
+def test_bf16_products_need_both_the_setting_and_the_device(asked: str, available: bool, expected: str) -> None:
     seen = []
 
     def look(iteration: Orthogonalise, stacks: list[Tensor], _: object) -> list[Tensor]:
@@ -338,11 +338,20 @@ def test_a_model_without_some_groups_trains() -> None:
 
 
 def test_a_parameter_in_two_groups_is_refused() -> None:
-    shared = nn.Parameter(torch.ones(4, 2))
-    with pytest.raises(ValueError, match="more than one group"):
-        optimizer_of({"embeddings": {"table": shared}, "lm_head": {"head": shared}}, parts={})
-    with pytest.raises(ValueError, match="more than one group"):
-        optimizer_of({"embeddings": {"w": shared}, "lm_head": {"w": nn.Parameter(torch.ones(2))}}, parts={})
+    """Named, with both groups; so are two of one name, and one under two names in one group."""
+    shared, other = nn.Parameter(torch.ones(4, 2)), nn.Parameter(torch.ones(2))
+    cases = {
+        "head of group 'lm_head' is table of group 'embeddings' as well": {
+            "embeddings": {"table": shared}, "lm_head": {"head": shared}
+        },
+        "w of group 'lm_head' is w of group 'embeddings' as well": {
+            "embeddings": {"w": shared}, "lm_head": {"w": other}
+        },
+        "b of group 'scalars' is a of group 'scalars' as well": {"scalars": {"a": other, "b": other}},
+    }  # fmt: skip
+    for message, params in cases.items():
+        with pytest.raises(ValueError, match=f"parameter {message}; each belongs to exactly one group"):
+            optimizer_of(params, parts={})
 
 
 @pytest.mark.gpu

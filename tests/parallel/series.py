@@ -155,7 +155,7 @@ def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def stopped_and_resumed(config: RunConfig, folder: Path, ranks: Ranks) -> dict[str, Any]:
-    """Only the last rank hears the signal, in its fourth step."""
+    """Only the last rank receives the signal, in its fourth step."""
 
     def hear(step: int) -> None:
         if step == 3 and ranks.rank == ranks.world - 1:
@@ -255,7 +255,7 @@ def exhausted(config: RunConfig, folder: Path, ranks: Ranks) -> str:
 
 
 def given_up(config: RunConfig, folder: Path, ranks: Ranks) -> dict[str, Any]:
-    """The last rank hears a signal when it begins the second validation, which is not finished."""
+    """The last rank receives a signal when it begins the second validation, which is not finished."""
     validations = itertools.count()
 
     def validate(*given: Any, **options: Any) -> Any:
@@ -411,7 +411,7 @@ def benched(words: dict[str, object], flags: list[str], ranks: Ranks) -> str:
 
 
 def votes(ranks: Ranks) -> list[bool]:
-    """The last rank wishes at its second call."""
+    """The last rank posts True at its second call."""
     with joined(ranks, CPU, {}, ParallelConfig()):
         vote = DeferredAny(ranks)
         return [vote(call == 1 and ranks.rank == ranks.world - 1) for call in range(4)]

@@ -101,5 +101,5 @@ def test_a_mistake_of_one_rank_is_told_by_the_first(tmp_path: Path) -> None:
     assert (code, other_code) == (1, 2)
     assert len(lines) == len(other_lines) == 1
     assert other_lines[0].startswith("paceline: rank 1: ")
-    assert "rank 1 says: " in lines[0]
+    assert "; rank 1: " in lines[0]
     assert "nowhere: not a folder" in lines[0]

@@ -311,7 +311,7 @@ def test_a_benchmark_of_several_ranks_tells_the_communication_that_is_not_hidden
 
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(series: Series) -> None:
     first, second = series.seen("stopped")
-    assert (first["cut"], second["cut"]) == (5, 5)  # heard in the fourth step, agreed on in the fifth
+    assert (first["cut"], second["cut"]) == (5, 5)  # received in the fourth step, agreed on in the fifth
     assert second["exit_code"] == 128 + 15
 
 
@@ -362,7 +362,7 @@ def test_shards_that_are_saved_and_resumed_make_the_bits_of_the_uninterrupted_ru
 
 
 @pytest.mark.parametrize("name", ["shards", "slices"])
-def test_ranks_that_make_passes_together_agree_on_what_went_wrong(series: Series, name: str) -> None:
+def test_ranks_with_collective_forward_passes_agree_on_what_went_wrong(series: Series, name: str) -> None:
     said, _ = series.seen(f"exhausted-{name}")
     assert "the loss is not finite; first wrong in the forward pass: the weight blocks.1.mlp.down; data:" in said
 

@@ -43,8 +43,8 @@ class Host:
 
     def torchrun(self, first: "Host", *arguments: object, restarts: int) -> subprocess.Popen[str]:
         """Its part of a launch on two machines, with one rank; it meets the other at `first`."""
-        meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first.address}:29400", "--rdzv-id", first.name]
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *meeting]
+        rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first.address}:29400", "--rdzv-id", first.name]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *rendezvous]
         hosts_it = f"is_host={int(self == first)},join_timeout={ENDS_S}"  # torch would look the address up by host name
         command += [
             "--rdzv-conf",
@@ -119,7 +119,7 @@ def test_a_rank_killed_on_one_of_two_hosts_is_replaced_and_the_run_goes_on(
 
 
 def _placed(launchers: list[subprocess.Popen[str]]) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Each launcher with the rank that it started: who comes first to the meeting is the first."""
+    """Each launcher with the rank that it started: rank 0 is on the machine that reaches the rendezvous first."""
     for launcher in launchers:
         for rank in range(2):
             try:

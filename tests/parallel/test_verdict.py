@@ -15,7 +15,7 @@ FACTS = {"--seed": "0"}
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
-    monkeypatch.setattr(rendezvous, "FIRST_SPEAKS_S", 0.2)
+    monkeypatch.setattr(rendezvous, "RANK0_REPORT_S", 0.2)
     return TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=10), wait_for_workers=False)
 
 

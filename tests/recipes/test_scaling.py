@@ -1,5 +1,7 @@
 """What --steps and --scale do to a preset: smaller everywhere, another recipe nowhere."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,8 +12,9 @@ from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.records import RECORDS as ALL_RECORDS
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
 from paceline.settings.data import BUILTIN
+from paceline.settings.model import LayerOverride
 from paceline.settings.run import RunConfig
-from paceline.settings.schedule import cooldown_steps_of
+from paceline.settings.schedule import Stage, cooldown_steps_of, stage_of, widest_windows
 
 RECORDS = list(ALL_RECORDS)
 WINDOWED = [name for name in RECORDS if preset(name).model.window.unit != "none"]
@@ -27,7 +30,7 @@ def test_a_sixteenth_is_one_long_sequence_or_two_short_ones(name: str) -> None:
 MAY_SHRINK = {
     "steps", "model.width", "model.head_dim", "model.vocab_size", "batch.tokens", "batch.sequence_tokens", "data.dir",
     "data.tokenizer", "data.end_of_text", "train.device", "train.compile", "evaluate.every", "evaluate.tokens",
-    "optim.schedule.cooldown_steps", "optim.schedule.warmup_steps",
+    "optim.schedule.cooldown_steps", "optim.schedule.warmup_steps", "stages",
 }  # fmt: skip
 
 
@@ -70,6 +73,68 @@ def test_every_window_of_the_schedule_occurs_at_a_sixteenth(name: str) -> None:
 def test_a_windowed_record_keeps_sixteen_blocks_at_any_scale(name: str) -> None:
     for scale in (1 / 16, 1 / 64, 1 / 1000):
         assert scaled(preset(name), scale).batch.sequence_tokens == 2048
+
+
+def test_stages_are_scaled_as_the_run_is() -> None:
+    base = preset("r18-softcap")
+    stages = (
+        Stage(share=0.25, batch_tokens=131_072, lr=0.5),
+        Stage(share=0.25, batch_tokens=8 * base.batch.tokens, window_tokens=512),
+        Stage(share=0.5),
+    )
+    small = scaled(replace(base, stages=stages), 1 / 16)
+    assert small.batch == scaled(base, 1 / 16).batch
+    assert [stage.batch_tokens for stage in small.stages] == [2048, 8 * base.batch.tokens // 256, None]
+    assert [replace(stage, batch_tokens=None) for stage in small.stages] == [
+        replace(stage, batch_tokens=None) for stage in stages
+    ], "shares, rates and windows stay"
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.floats(1e-4, 1.0))
+def test_every_stage_has_a_step_at_any_scale(weights: list[int], scale: float) -> None:
+    stages = tuple(Stage(share=weight / sum(weights)) for weight in weights)
+    small = scaled(replace(preset("r18-softcap"), stages=stages), scale)
+    assert {stage_of(small, step) for step in range(small.steps)} == set(range(len(stages)))
+
+
+@pytest.mark.parametrize(("window", "sequence"), [(1792, 2048), (2048, 2176), (4096, 4224)])
+def test_the_widest_window_of_a_stage_is_narrower_than_the_scaled_sequence(window: int, sequence: int) -> None:
+    base = replace(preset("r18-softcap"), stages=(Stage(share=0.5), Stage(share=0.5, window_tokens=window)))
+    small = scaled(base, 1 / 16)
+    assert widest_windows(small) == {"short": window}
+    assert small.batch.sequence_tokens == sequence
+
+
+def overridden(**changes: int) -> RunConfig:
+    base = preset("r18-softcap")
+    return replace(base, model=replace(base.model, layer_overrides=(LayerOverride(layers=(5, -4), **changes),)))
+
+
+def test_layers_of_other_widths_are_scaled_as_the_others_are() -> None:
+    base = overridden(qk_dim=64, v_dim=128, mlp_width=1024).model
+    small = scaled(overridden(qk_dim=64, v_dim=128, mlp_width=1024), 1 / 16).model
+    for layer, before in zip(small.layers, base.layers, strict=True):
+        assert layer.mlp_width * 8 == before.mlp_width
+        if layer.attention is not None and before.attention is not None:
+            assert layer.attention.qk_dim * 8 == before.attention.qk_dim
+            assert layer.attention.v_dim * 8 == before.attention.v_dim
+
+
+def test_an_override_of_the_usual_width_stays_one_and_a_missing_mlp_stays_missing() -> None:
+    """Also where rounding, or the least width of a head, decides."""
+    usual = preset("r18-softcap").model
+    for scale in (0.9, 1 / 3, 1 / 16, 1 / 1000):
+        small = scaled(overridden(qk_dim=usual.head_dim, mlp_width=usual.mlp_width), scale).model
+        assert small.layers == scaled(preset("r18-softcap"), scale).model.layers
+    assert scaled(overridden(mlp_width=0), 1 / 16).model.layers[5].mlp_width == 0
+
+
+@given(st.integers(1, 40).map(lambda half: 2 * half), st.integers(1, 5000), st.floats(1e-4, 1.0))
+def test_no_overridden_width_grows(dim: int, mlp_width: int, scale: float) -> None:
+    (change,) = scaled(overridden(qk_dim=dim, v_dim=dim, mlp_width=mlp_width), scale).model.layer_overrides
+    assert 0 < (change.qk_dim or 0) <= dim
+    assert 0 < (change.v_dim or 0) <= dim
+    assert 0 < (change.mlp_width or 0) <= mlp_width
 
 
 def sizes(config: RunConfig) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The live page without a browser: what a folder shows while its runs start, grow, break and go; whom it answers."""
+"""The live page without a browser: what a folder shows while its runs start, grow, break and go; what it answers."""
 
 import errno
 import http.client

@@ -41,8 +41,8 @@ def is_not_there_yet(runs: Path) -> None:
 def watched(runs: Path) -> Iterator[Opened]:
     """`paceline watch` as a process of its own, opened in a browser once and never reloaded; Ctrl-C ends it well."""
     command = [sys.executable, "-m", "paceline.cli", "watch", str(runs), "--port", "0"]
-    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which a job in the background would ignore
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heard)
+    interruptible = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which a job in the background would ignore
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=interruptible)
     assert server.stdout is not None
     with started() as browser:
         result = opened(browser, server.stdout.readline().split()[0])

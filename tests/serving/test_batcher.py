@@ -21,9 +21,9 @@ class Clock:
         return self.now
 
 
-def batcher(slots: int = 3, clock: Clock | None = None, steady: type[DecodeGraph] | None = None) -> Batcher:
+def batcher(slots: int = 3, clock: Clock | None = None, graph: type[DecodeGraph] | None = None) -> Batcher:
     clock = clock or Clock()
-    return Batcher(tiny_model(), windows=WINDOWS, slots=slots, max_tokens=MAX_TOKENS, clock=clock, steady=steady)
+    return Batcher(tiny_model(), windows=WINDOWS, slots=slots, max_tokens=MAX_TOKENS, clock=clock, decode_graph=graph)
 
 
 def stream(seed: int, *, length: int = 5, new_tokens: int = 8, greedy: bool = False, deadline: float = NEVER) -> Stream:
@@ -48,12 +48,12 @@ def alone(stream: Stream) -> list[int]:
     return list(found)
 
 
-@pytest.mark.parametrize("steady", [None, DecodeGraph], ids=["feed", "steady"])
-def test_every_stream_gets_the_tokens_it_would_get_alone(steady: type[DecodeGraph] | None) -> None:
+@pytest.mark.parametrize("graph", [None, DecodeGraph], ids=["feed", "graph"])
+def test_every_stream_gets_the_tokens_it_would_get_alone(graph: type[DecodeGraph] | None) -> None:
     """Eight texts over three slots, of prompts below and beyond a piece and the window, greedy and drawn."""
     lengths = [3, 300, 40, 1, 600, 129, 10, 255]
     streams = [stream(seed, length=n, new_tokens=20 + 5 * seed, greedy=seed % 2 == 0) for seed, n in enumerate(lengths)]
-    batch, events = batcher(steady=steady), []
+    batch, events = batcher(graph=graph), []
     for new in streams:
         batch.add(new)
         events += [event for _ in range(3) for event in batch.step()]
@@ -98,9 +98,9 @@ def test_a_late_stream_ends_whether_it_writes_or_waits() -> None:
     assert batch.streams == [stays]
 
 
-@pytest.mark.parametrize("steady", [None, DecodeGraph], ids=["feed", "steady"])
-def test_a_dropped_stream_leaves_its_slot_to_the_next_and_no_trace(steady: type[DecodeGraph] | None) -> None:
-    batch = batcher(slots=1, steady=steady)
+@pytest.mark.parametrize("graph", [None, DecodeGraph], ids=["feed", "graph"])
+def test_a_dropped_stream_leaves_its_slot_to_the_next_and_no_trace(graph: type[DecodeGraph] | None) -> None:
+    batch = batcher(slots=1, graph=graph)
     dropped, waiting, next_one = stream(1, length=400, new_tokens=50), stream(2), stream(3, greedy=True)
     for one in (dropped, waiting, next_one):
         batch.add(one)

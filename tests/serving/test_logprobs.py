@@ -125,9 +125,9 @@ def test_lm_eval_s_client_of_completions_reads_the_scores(server: Served) -> Non
         assert is_greedy == bool(score.likeliest.all())
 
 
-@pytest.mark.parametrize("steady", [None, DecodeGraph], ids=["feed", "steady"])
-def test_the_step_of_all_texts_scores_those_who_ask(steady: type[DecodeGraph] | None) -> None:
-    batch = batcher(steady=steady)
+@pytest.mark.parametrize("graph", [None, DecodeGraph], ids=["feed", "graph"])
+def test_the_step_of_all_texts_scores_those_who_ask(graph: type[DecodeGraph] | None) -> None:
+    batch = batcher(graph=graph)
     asks = Stream(SamplingConfig(temperature=1.0, top_k=None, seed=1), [EOT, 97, 98], 30, float("inf"), logprobs=2)
     others = [Stream(SamplingConfig(seed=n), [EOT, 99], 30, float("inf")) for n in range(2)]
     for one in (others[0], asks, others[1]):

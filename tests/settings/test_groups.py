@@ -15,7 +15,7 @@ from paceline.parallel.machine import checked_groups, inspect_machine
 from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
 from paceline.recipes.presets import PRESETS, preset
 from paceline.settings.groups import ADAM_RATES, param_groups
-from paceline.settings.optim import AdamConfig, GroupConfig, MuonConfig, OptimConfig
+from paceline.settings.optim import AdamConfig, AverageConfig, GroupConfig, MuonConfig, OptimConfig
 from paceline.settings.parallel import ParallelConfig
 from paceline.settings.run import RunConfig
 from paceline.settings.spec import describe
@@ -349,29 +349,42 @@ WRONG: list[tuple[RunConfig, Ranks, str]] = [
         TWO_RANKS,
         "'lm_head' with every 2 cannot be moved under --parallel.fsdp; use 1",
     ),
+    (
+        run_with("scalars", rule="muon"),
+        SINGLE_PROCESS,
+        "rule 'muon' moves matrices, but skip_weights of group 'scalars' has shape (6,); use another rule",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("config", "ranks", "message"), WRONG, ids=[message for *_, message in WRONG])
-def test_a_rule_that_cannot_take_a_parameters_gradients_is_refused(
-    config: RunConfig, ranks: Ranks, message: str
-) -> None:
+def test_a_rule_that_cannot_move_a_parameter_is_refused(config: RunConfig, ranks: Ranks, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         checked_groups(config, ranks)
     assert message in one_line(refused.value)
 
 
-def test_such_a_rule_is_refused_before_anything_asks_for_its_memory() -> None:
-    config = run_with("scalars", rule="adam_rows")
+@pytest.mark.parametrize(
+    ("rule", "message"), [("adam_rows", "takes rows gradients, but skip_weights"), ("muon", "moves matrices, but skip")]
+)
+def test_such_a_rule_is_refused_before_anything_asks_for_its_memory(rule: str, message: str) -> None:
+    config = run_with("scalars", rule=rule)
     config = replace(config, train=replace(config.train, device="cpu"))
-    with pytest.raises(ConfigError, match="takes rows gradients, but skip_weights"):
+    with pytest.raises(ConfigError, match=message):
         inspect_machine(config)
 
 
-def test_muon_refuses_what_is_no_matrix() -> None:
-    with pytest.raises(ConfigError) as refused:
-        optimizer(with_group("scalars", rule="muon"))
-    assert "rule 'muon' moves matrices, but scalars has shape (3,)" in one_line(refused.value)
+def test_muon_may_move_any_group_of_matrices() -> None:
+    assert checked_groups(run_with("lm_head", rule="muon"), SINGLE_PROCESS)["lm_head"].rule == "muon"
+
+
+def test_a_group_to_average_that_the_model_has_not_is_refused_unless_it_is_a_usual_one() -> None:
+    """A model with a tied head has no group of the head, which the default averages all the same."""
+    config = preset("r05-modern-arch")
+    assert "lm_head" not in describe(config.model).groups
+    known = "there are embeddings, matrices"
+    with pytest.raises(ConfigError, match=rf"--optim\.average\.groups: 'heads' is no group of this model; {known}"):
+        replace(config, optim=replace(config.optim, average=AverageConfig(groups=("matrices", "heads"))))
 
 
 @pytest.mark.parametrize("name", list(PRESETS))

@@ -88,7 +88,7 @@ def test_a_batch_that_cannot_be_cut_is_refused(values: dict[str, int], said: str
     [(ParallelConfig(fsdp=True), "--parallel.fsdp"),
      (ParallelConfig(context_parallel=2), "--parallel.context-parallel 2")],
 )  # fmt: skip
-def test_instruments_and_passes_of_several_ranks_exclude_each_other(parallel: ParallelConfig, flag: str) -> None:
+def test_diagnostics_and_collective_forward_passes_exclude_each_other(parallel: ParallelConfig, flag: str) -> None:
     record = replace(preset("r18-softcap"), parallel=parallel)
     with pytest.raises(ConfigError, match=f"--metrics.diagnostics .* {flag} leaves on no rank"):
         replace(record, metrics=replace(record.metrics, diagnostics=True))

@@ -4,6 +4,7 @@ product with a weight."""
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,13 +13,14 @@ from torch import nn
 
 from model.random_configs import model_configs
 from paceline.model.gpt import GPT
-from paceline.model.ops import torch_dtype
+from paceline.model.ops import declare, torch_dtype
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.scaling import scaled
 from paceline.settings import spec
 from paceline.settings.model import ModelConfig
 from paceline.settings.spec import describe
 
+SMALL = scaled(preset("r18-softcap"), 1 / 64).model
 Declared = list[tuple[str, tuple[int, ...], torch.dtype]]
 
 
@@ -110,6 +112,38 @@ def test_fused_matrices_are_declared_as_the_matrices_in_them(config: ModelConfig
         assert sum(rows for rows, _ in parameter.matrices()) == parameter.shape[0]
         assert {columns for _, columns in parameter.matrices()} == {parameter.shape[1]}
         assert bool(parameter.parts) == parameter.name.endswith(".qkv")
+
+
+def test_a_parameter_that_no_part_declares_is_refused_before_anything_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimizer would never move it."""
+
+    def with_gain(module: nn.Module, part: spec.Part) -> None:
+        declare(module, part)
+        module.register_parameter("gain", nn.Parameter(torch.ones(())))
+
+    monkeypatch.setattr("paceline.model.block.declare", with_gain)
+    monkeypatch.setattr("paceline.model.ops._start", lambda *_, **__: pytest.fail("initial values were drawn"))
+    with pytest.raises(
+        ValueError, match=r"a module registers parameter blocks\.0\.gain, but no part of settings/spec\.py"
+    ):
+        GPT(SMALL, end_of_text=0)
+
+
+def test_a_declared_parameter_that_no_module_registers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.model.block.declare", lambda module, part: None)
+    with pytest.raises(ValueError, match=r"settings/spec\.py declares parameter blocks\.0\.x0_mix, but no module"):
+        GPT(SMALL, end_of_text=0)
+
+
+def test_a_parameter_that_is_declared_twice_is_refused_when_a_config_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def two_heads(config: ModelConfig) -> spec.Part:
+        (head,) = (each for each in trunk(config).parameters if each.name == "head")
+        return spec.Part((head, replace(head, group="matrices")))
+
+    trunk, config = spec.trunk, preset("demo")
+    monkeypatch.setattr(spec, "trunk", two_heads)
+    with pytest.raises(ValueError, match=r"declares parameter head 2 times, in groups 'lm_head', 'matrices'"):
+        replace(config, model=replace(config.model, softcap=12.5))  # which no other test describes
 
 
 def test_counts_are_by_group_or_of_all() -> None:

@@ -1,4 +1,4 @@
-"""A server on this machine that speaks as much of the Hugging Face hub's protocol as fetching a dataset needs."""
+"""A server on this machine that has as much of the Hugging Face hub's protocol as fetching a dataset needs."""
 
 import hashlib
 import json

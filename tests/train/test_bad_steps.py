@@ -233,7 +233,7 @@ def test_its_memory_survives_a_checkpoint() -> None:
 
 
 def test_a_late_copy_is_told_once_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a device that is behind: what was heard while the next step was judged is news all the same."""
+    """As on a device that is behind: what arrived while the next step was judged is news all the same."""
     arrived: set[int] = set()
     numbers = iter(range(100))
 

@@ -42,7 +42,7 @@ LOW_PRODUCTS = "model/test_records.py::test_logits_in_the_records_own_formats"
 ELSEWHERE = {
     "model.precision.mode": LOW_PRODUCTS,
     "model.precision.compute": LOW_PRODUCTS,
-    "optim.muon.ns_dtype": "optim/test_optimizer.py::test_bf16_products_need_both_the_wish_and_the_device",
+    "optim.muon.ns_dtype": "optim/test_optimizer.py::test_bf16_products_need_both_the_setting_and_the_device",
     "optim.muon.ns_norm_of": "optim/test_optimizer.py::test_the_side_of_the_norm_reaches_the_iteration",
     "data.dir": "data/test_batches.py::test_a_folder_opens_in_name_order",
     "data.train": "data/test_batches.py::test_a_folder_opens_in_name_order",

@@ -67,7 +67,7 @@ def test_what_a_callback_raises_ends_the_run_and_is_raised(tmp_path: Path) -> No
     assert not paceline.load(tmp_path / "run").card.finished
 
 
-def test_it_trains_on_a_thread_that_hears_no_signals(tmp_path: Path) -> None:
+def test_it_trains_on_a_thread_that_receives_no_signals(tmp_path: Path) -> None:
     config = replace(tiny_config(tmp_path / "data"), steps=2)
     worker = threading.Thread(target=paceline.pretrain, args=(config,), kwargs={"out": tmp_path / "run"})
     worker.start()

@@ -193,7 +193,7 @@ def test_a_signal_ends_the_run_with_a_usable_checkpoint(tmp_path: Path) -> None:
 def test_a_signal_during_compilation_ends_at_once_with_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The compiler is a stand-in that hears the signal and would go on for minutes."""
+    """The compiler is a stand-in that receives the signal and would go on for minutes."""
 
     def compiled(model: torch.nn.Module, **_: object) -> Callable[..., Losses]:
         def call(*given: torch.Tensor) -> Losses:

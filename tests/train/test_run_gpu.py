@@ -111,7 +111,7 @@ def test_recomputing_needs_less_memory(compiled: bool, tmp_path: Path) -> None:
     assert peaks[True] < peaks[False]
 
 
-def test_instruments_tell_the_memory(tmp_path: Path) -> None:
+def test_diagnostics_record_the_memory(tmp_path: Path) -> None:
     config = on_gpu(tmp_path, compiled=False)
     run(replace(config, metrics=replace(config.metrics, diagnostics=True)), tmp_path / "run")
     for record in read_metrics(tmp_path / "run")[0]:

@@ -1,7 +1,7 @@
 """`paceline`, which sends itself a signal at a chosen moment: `python -m train.victim PLACE CALL SIGNAL WORDS…`.
 
 A place is a function of a run, and CALL counts its calls, so that a moment can be met again. Of several ranks only the
-last hears the signal, or the first, where it alone comes to the place."""
+last receives the signal, or the first, where it alone comes to the place."""
 
 import os
 import signal

@@ -5,7 +5,7 @@ from torch import Tensor
 from paceline.backends.attention_plans import OverRanges
 from paceline.kernels.attention_block import attend_joined
 from paceline.kernels.mlp_fused import mlp_fused as mlp_kernel
-from paceline.kernels.qkv_rope import heads_fused
+from paceline.kernels.qkv_rope import qkv_rope
 from paceline.model.attention import Attend, SelfAttention
 from paceline.model.block import MLP
 from paceline.model.ops import torch_dtype
@@ -37,5 +37,5 @@ def attention_fused(
         seen = attend.of(module.layer)
         y = attend_joined(*inputs, seen.first_key, seen.end_query, c.qk_norm_eps, heads, scale=s.scale)
         return module.add_output(stream, y.view(*x.shape[:-1], *y.shape[1:])), None
-    q, k, v = (part.unflatten(0, x.shape[:-1]) for part in heads_fused(*inputs, c.qk_norm_eps, heads))
+    q, k, v = (part.unflatten(0, x.shape[:-1]) for part in qkv_rope(*inputs, c.qk_norm_eps, heads))
     return module.add_output(stream, attend(module.layer, q, k, v)), None

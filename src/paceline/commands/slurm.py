@@ -54,7 +54,7 @@ class SlurmChild:
         return 1 if self.job.exception() else 0
 
     def ask_to_stop(self) -> None:
-        self.job.cancel()  # Slurm's signal is heard as Ctrl-C is
+        self.job.cancel()  # Slurm's signal acts as Ctrl-C does
 
     kill = ask_to_stop
 

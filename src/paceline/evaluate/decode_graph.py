@@ -28,7 +28,7 @@ KINDS: dict[Kind, float] = {"greedy": 1.0, "few": 1.0, "all": 2.0, "sorted": 3.0
 """What stands in the row KIND; 0: this slot does not advance. Kinds of 1 are drawn within the graph, the others after
 it and only where some text asks for them."""
 WARM_UP_STEPS = 3
-"""Before recording: libraries choose their kernels."""
+"""Before the capture: libraries choose their kernels."""
 IN_FLIGHT = 2
 """Steps whose ids may be waited for at the same time."""
 
@@ -82,7 +82,7 @@ class DecodeGraph:
         self.following: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = self._following
         can_compile = self.plan is plan_cells or not self.on_gpu  # else whole caches would be copied at every write
         self.compiled = compiled and can_compile and self._compiles()
-        self.replay: Callable[[], None] = self._recorded() if self.on_gpu else self._step
+        self.replay: Callable[[], None] = self._captured() if self.on_gpu else self._step
 
     def begin(self, slot: int, token: int) -> None:
         """The first token of a text whose prompt is in the cache."""
@@ -151,8 +151,8 @@ class DecodeGraph:
         return True
 
     @torch.no_grad()
-    def _recorded(self) -> Callable[[], None]:
-        """Recorded with no slot advancing: what that writes into the cache is forgotten."""
+    def _captured(self) -> Callable[[], None]:
+        """Captured with no slot advancing: what that writes into the cache is forgotten."""
         here, side = torch.cuda.current_stream(), torch.cuda.Stream()
         side.wait_stream(here)
         with torch.cuda.stream(side):

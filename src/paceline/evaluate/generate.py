@@ -26,8 +26,8 @@ def generate(
     """Up to `new_tokens` ids that follow the prompt, ending before an end-of-text. A seed gives the
     same text on any device with the same logits."""
     check_length(model, len(prompt) + new_tokens)
-    steadily = model.embeddings.token.device.type == "cuda" and new_tokens >= LONG_ENOUGH
-    tokens = (_steadily if steadily else _one_by_one)(model, prompt, Writing(config), windows, new_tokens)
+    by_graph = model.embeddings.token.device.type == "cuda" and new_tokens >= LONG_ENOUGH
+    tokens = (_by_decode_graph if by_graph else _one_by_one)(model, prompt, Writing(config), windows, new_tokens)
     return itertools.takewhile(lambda token: token != model.end_of_text, tokens)
 
 
@@ -40,15 +40,15 @@ def _one_by_one(model: GPT, prompt: list[int], text: Writing, windows: Windows, 
         new = [token]
 
 
-def _steadily(model: GPT, prompt: list[int], text: Writing, windows: Windows, new_tokens: int) -> Iterator[int]:
+def _by_decode_graph(model: GPT, prompt: list[int], text: Writing, windows: Windows, new_tokens: int) -> Iterator[int]:
     """The same with the next step launched before a token is known here."""
     decoder = Decoder(prepared(model), windows=windows, max_tokens=len(prompt) + new_tokens)
-    steady = DecodeGraph(decoder)
+    graph = DecodeGraph(decoder)
     logits = decoder.feed(torch.tensor([prompt], device=decoder.device))
     token = choose(logits[0], text.sampling, text.generator)
-    steady.begin(0, token)
+    graph.begin(0, token)
     for _ in range(new_tokens - 1):
-        launched = steady.launch([text])
+        launched = graph.launch([text])
         yield token
         (token,) = launched.wait()
     yield token

@@ -68,8 +68,8 @@ def through_rotary_and_norm(
     grad, kept, row, position, head, tables, NORMS: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr,
     PAIRS: gl.constexpr,
 ):  # fmt: skip
-    """The gradient of the raw projection (ROWS, WIDTH), given that of the normalised and turned heads, which lie in
-    shared memory: s·turn⁻¹(dy - y·mean(dy·y)), as `qkv_rope.raw_gradient`."""
+    """The gradient of the raw projection (ROWS, WIDTH), given that of the normalised and rotated heads, which lie in
+    shared memory: s·R⁻¹(dy - y·mean(dy·y)), as `qkv_rope.raw_gradient`."""
     cos_ptr, sin_ptr, norm_ptr = tables
     HALF: gl.constexpr = WIDTH // 2
     y = kept.load(grad.type.layout).to(gl.float32)
@@ -80,9 +80,9 @@ def through_rotary_and_norm(
     layout: gl.constexpr = accumulator(HALF, gl.num_warps())
     column = gl.arange(0, HALF, gl.SliceLayout(0, layout))[None, :]
     angle = (position + gl.arange(0, ROWS, gl.SliceLayout(1, layout)))[:, None] * PAIRS + column
-    turns = (column < PAIRS) & (angle >= 0)  # always true, for the shape
-    cos = gl.load(cos_ptr + angle, mask=turns, other=1.0).to(gl.float32)
-    sin = gl.load(sin_ptr + angle, mask=turns, other=0.0).to(gl.float32)
+    rotates = (column < PAIRS) & (angle >= 0)  # always true, for the shape
+    cos = gl.load(cos_ptr + angle, mask=rotates, other=1.0).to(gl.float32)
+    sin = gl.load(sin_ptr + angle, mask=rotates, other=0.0).to(gl.float32)
     return whole(a * cos - b * sin, a * sin + b * cos, ROWS, HALF)
 
 
@@ -118,10 +118,10 @@ def tile_and_member(turn, span, GROUP: gl.constexpr):
 
 @gluon.jit
 def attention_key_gradient(
-    q_desc, k_desc, v_desc, grad_desc, grad_k_desc, grad_v_desc, own_desc, extra_desc, grad_extra_desc, lse_ptr,
+    q_desc, k_desc, v_desc, grad_desc, grad_k_desc, grad_v_desc, raw_v_desc, embed_desc, grad_embed_desc, lse_ptr,
     delta_ptr, end_ptr, cos_ptr, sin_ptr, norm_ptr, mix_ptr, parts_ptr, scale, scale_log2, tokens, range_stride,
     HEADS: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr, RAW: gl.constexpr, PAIRS: gl.constexpr, MIXED: gl.constexpr, EXTRA: gl.constexpr,
+    STAGES: gl.constexpr, RAW: gl.constexpr, PAIRS: gl.constexpr, MIXED: gl.constexpr, EMBED: gl.constexpr,
 ):  # fmt: skip
     """One key tile of one key head, as `attention_ranges.attention_key_gradient`; scores are keys by queries.
 
@@ -201,15 +201,15 @@ def attention_key_gradient(
 
     if MIXED:
         slot, phase = turns % STAGES, (turns // STAGES) & 1
-        order_turn(own_desc, extra_desc, row + start, column, rings, turns, turns + 1, STAGES)
+        order_turn(raw_v_desc, embed_desc, row + start, column, rings, turns, turns + 1, STAGES)
         parts_ptr += (gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)) * 2
         mbarrier.wait(q_ready.index(slot), phase)
         mbarrier.wait(grad_ready.index(slot), phase)  # before sums, which may pass through memory of a ring
-        own_tile, extra_tile = q_ring.index(slot), grad_ring.index(slot)
-        gl.store(parts_ptr, gl.sum(gl.sum(sum_v * own_tile.load(sum_layout).to(gl.float32), 1), 0))
-        if EXTRA:
-            gl.store(parts_ptr + 1, gl.sum(gl.sum(sum_v * extra_tile.load(sum_layout).to(gl.float32), 1), 0))
-            send(grad_extra_desc, row + start, column, sum_v * gl.load(mix_ptr + 1).to(gl.float32), extra_tile)
+        raw_v_tile, embed_tile = q_ring.index(slot), grad_ring.index(slot)
+        gl.store(parts_ptr, gl.sum(gl.sum(sum_v * raw_v_tile.load(sum_layout).to(gl.float32), 1), 0))
+        if EMBED:
+            gl.store(parts_ptr + 1, gl.sum(gl.sum(sum_v * embed_tile.load(sum_layout).to(gl.float32), 1), 0))
+            send(grad_embed_desc, row + start, column, sum_v * gl.load(mix_ptr + 1).to(gl.float32), embed_tile)
         sum_v *= gl.load(mix_ptr).to(gl.float32)
     send(grad_v_desc, row + start, column, sum_v, v_tile)
     sum_k *= scale
@@ -409,17 +409,17 @@ def attention_forward(
 
 @dataclass(frozen=True)
 class Raw:
-    """For gradients of the projections that gave q, k and v, instead of those of q, k and v (`heads_fused`)."""
+    """For gradients of the projections that gave q, k and v, instead of those of q, k and v (`qkv_rope`)."""
 
     cos: Tensor
     sin: Tensor
     norm: Tensor
     """Scales of the norms, (N, H + H_kv) fp32."""
-    own: Tensor
+    raw_v: Tensor
     """Values before they were mixed, (N, H_kv, D), a part of the joined projection."""
     mix: Tensor | None
-    extra: Tensor | None
-    grad_extra: Tensor
+    value_embed: Tensor | None
+    grad_embed: Tensor
     parts: Tensor
     """(key tiles x key heads, 2) fp32, to be filled: parts of the gradient of `mix`."""
 
@@ -454,7 +454,7 @@ def launch_query_gradient(
     tiles: Tiles, grad_q: Tensor, raw: Raw | None = None,
 ) -> Tensor:  # fmt: skip
     """As `attention_ranges.launch_query_gradient`, for bf16 and fp16; by `raw`, the gradient of the projection which
-    was normalised and turned to give q."""
+    was normalised and rotated to give q."""
     batch, tokens, heads, _ = q.shape
     delta, out_rows = torch.empty_like(lse), as_rows(out)
     descs = (*_operands(tiles.queries, q), *_operands(tiles.keys, k, v), *_operands(tiles.queries, grad, grad_q))
@@ -471,20 +471,20 @@ def launch_key_gradient(
     tiles: Tiles, grad_k: Tensor, grad_v: Tensor, raw: Raw | None = None,
 ) -> None:  # fmt: skip
     """As `attention_ranges.launch_key_gradient`, for bf16 and fp16; by `raw`, the gradients of the projections which
-    were normalised and turned to give k, and mixed to give v. Each program leaves its part of the mixing scalars'
+    were normalised and rotated to give k, and mixed to give v. Each program leaves its part of the mixing scalars'
     gradient in its row of `raw.parts`, to be summed in a fixed order."""
     batch, tokens, kv_heads, _ = k.shape
     tables, switches = _endings(raw, unread=lse)
-    own, mix, parts = v, lse, lse  # unread
+    raw_v, mix, parts = v, lse, lse  # unread
     if mixed := raw is not None and raw.mix is not None:
-        own, mix, parts = raw.own.view(v.shape), raw.mix, raw.parts
-    extra, grad_extra = own, grad_v  # unread, but an order for two tiles must have two sources
-    if with_extra := raw is not None and raw.extra is not None:
-        extra, grad_extra = raw.extra.view(v.shape), raw.grad_extra.view(v.shape)
+        raw_v, mix, parts = raw.raw_v.view(v.shape), raw.mix, raw.parts
+    value_embed, grad_embed = raw_v, grad_v  # unread, but an order for two tiles must have two sources
+    if with_embed := raw is not None and raw.value_embed is not None:
+        value_embed, grad_embed = raw.value_embed.view(v.shape), raw.grad_embed.view(v.shape)
     descs = (*_operands(tiles.queries, q), *_operands(tiles.keys, k, v), *_operands(tiles.queries, grad))
-    descs += (*_operands(tiles.keys, grad_k, grad_v, own, extra, grad_extra),)
+    descs += (*_operands(tiles.keys, grad_k, grad_v, raw_v, value_embed, grad_embed),)
     numbers = (scale, scale * LOG2_E, tokens, tokens if end_query.size(0) > 1 else 0)
-    switches |= {"MIXED": mixed, "EXTRA": with_extra, "STAGES": tiles.stages, **constants(q, k, tiles)}
+    switches |= {"MIXED": mixed, "EMBED": with_embed, "STAGES": tiles.stages, **constants(q, k, tiles)}
     grid = (tokens // tiles.keys, batch * kv_heads)
     attention_key_gradient[grid](*descs, lse, delta, end_query, *tables, mix, parts, *numbers, **switches)
 

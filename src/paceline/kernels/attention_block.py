@@ -16,23 +16,23 @@ from paceline.kernels.qkv_rope import empty_heads, heads_gradients, make_heads, 
 
 
 def attend_joined(
-    x: Tensor, weight: Tensor, extra: Tensor | None, mix: Tensor | None, cos: Tensor, sin: Tensor, first_key: Tensor,
-    end_query: Tensor, eps: float, shape: tuple[int, int, int], *, scale: float,
+    x: Tensor, weight: Tensor, value_embed: Tensor | None, mix: Tensor | None, cos: Tensor, sin: Tensor,
+    first_key: Tensor, end_query: Tensor, eps: float, shape: tuple[int, int, int], *, scale: float,
 ) -> Tensor:  # fmt: skip
-    """(N, H, D): attention of the heads that `heads_fused` makes, over the keys that `attend_ranges` lets each query
+    """(N, H, D): attention of the heads that `qkv_rope` makes, over the keys that `attend_ranges` lets each query
     see; the arguments are theirs. N tokens in sequences of T, the length of cos, sin, first_key and end_query."""
     check_heads(first_key.size(1), shape[2])
-    out, *_ = _attend(x, weight, extra, mix, cos, sin, first_key, end_query, eps, *shape, scale)
+    out, *_ = _attend(x, weight, value_embed, mix, cos, sin, first_key, end_query, eps, *shape, scale)
     return out
 
 
 @torch.library.custom_op("paceline::attend_joined", mutates_args=())
 def _attend(
-    x: Tensor, weight: Tensor, extra: Tensor | None, mix: Tensor | None, cos: Tensor, sin: Tensor, first_key: Tensor,
-    end_query: Tensor, eps: float, heads: int, kv_heads: int, width: int, scale: float,
+    x: Tensor, weight: Tensor, value_embed: Tensor | None, mix: Tensor | None, cos: Tensor, sin: Tensor,
+    first_key: Tensor, end_query: Tensor, eps: float, heads: int, kv_heads: int, width: int, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Attended values; for the backward pass log2 of the softmax sums and what `make_heads` gives."""
-    qkv, mixed, norm = make_heads(x, weight, extra, mix, cos, sin, eps, heads, kv_heads, width)
+    qkv, mixed, norm = make_heads(x, weight, value_embed, mix, cos, sin, eps, heads, kv_heads, width)
     q, k, v = _by_sequence(first_key.size(1), *_parts(qkv, mixed, heads, kv_heads))
     out, lse = attend_forward(q, k, v, first_key, end_query, scale)
     return out.flatten(0, 1), lse, qkv, mixed, norm
@@ -40,8 +40,8 @@ def _attend(
 
 def _parts(qkv: Tensor, mixed: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and the values that are attended to."""
-    q, k, own = qkv.split([heads, kv_heads, kv_heads], 1)
-    return q, k, mixed if mixed.numel() else own
+    q, k, raw_v = qkv.split([heads, kv_heads, kv_heads], 1)
+    return q, k, mixed if mixed.numel() else raw_v
 
 
 def _by_sequence(tokens: int, *rows: Tensor) -> Any:
@@ -50,7 +50,7 @@ def _by_sequence(tokens: int, *rows: Tensor) -> Any:
 
 
 @_attend.register_fake
-def _(x, weight, extra, mix, cos, sin, first_key, end_query, eps, heads, kv_heads, width, scale):
+def _(x, weight, value_embed, mix, cos, sin, first_key, end_query, eps, heads, kv_heads, width, scale):
     rows, tokens = x.size(0), first_key.size(1)
     lse = x.new_empty(rows // tokens, heads, tokens, dtype=torch.float32)
     return x.new_empty(rows, heads, width), lse, *empty_heads(x, mix, heads, kv_heads, width)
@@ -58,33 +58,33 @@ def _(x, weight, extra, mix, cos, sin, first_key, end_query, eps, heads, kv_head
 
 @torch.library.custom_op("paceline::attend_joined_backward", mutates_args=())
 def _attend_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, extra: Tensor | None, mix: Tensor | None, cos: Tensor, sin: Tensor,
+    grad: Tensor, x: Tensor, weight: Tensor, value_embed: Tensor | None, mix: Tensor | None, cos: Tensor, sin: Tensor,
     first_key: Tensor, end_query: Tensor, out: Tensor, lse: Tensor, qkv: Tensor, mixed: Tensor, norm: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of x, weight, extra and mix; the last two empty where there is none."""
+    """Gradients of x, weight, value_embed and mix; the last two empty where there is none."""
     heads, tokens = out.size(1), first_key.size(1)
     kv_heads = qkv.size(1) - norm.size(1)
     q, k, v = _by_sequence(tokens, *_parts(qkv, mixed, heads, kv_heads))
     grad, out = _by_sequence(tokens, grad, out)
     if not in_flight(q):  # under the interpreter: one after the other
         grads = attend_backward(grad, q, k, v, out, lse, first_key, end_query, scale)
-        return heads_gradients(*(g.flatten(0, 1) for g in grads), x, weight, extra, mix, cos, sin, qkv, norm)
+        return heads_gradients(*(g.flatten(0, 1) for g in grads), x, weight, value_embed, mix, cos, sin, qkv, norm)
     from paceline.kernels.attention_async import Raw, fill_gradients, raw_parts
 
     grad_qkv = torch.empty_like(qkv)
-    grad_extra = x.new_empty(0) if extra is None else torch.empty_like(extra)
+    grad_embed = x.new_empty(0) if value_embed is None else torch.empty_like(value_embed)
     parts = raw_parts(qkv, kv_heads)
-    raw = Raw(cos, sin, norm, qkv[:, heads + kv_heads :], mix, extra, grad_extra, parts)
+    raw = Raw(cos, sin, norm, qkv[:, heads + kv_heads :], mix, value_embed, grad_embed, parts)
     grads = _by_sequence(tokens, *grad_qkv.split([heads, kv_heads, kv_heads], 1))
     fill_gradients(grads, grad, q, k, v, out, lse, first_key, end_query, scale, raw)
     grad_mix = x.new_empty(0) if mix is None else parts.sum(0).to(mix.dtype)
-    return grad_qkv.flatten(1) @ weight, weight_gradient(grad_qkv, x, heads, kv_heads), grad_extra, grad_mix
+    return grad_qkv.flatten(1) @ weight, weight_gradient(grad_qkv, x, heads, kv_heads), grad_embed, grad_mix
 
 
 @_attend_backward.register_fake
-def _(grad, x, weight, extra, mix, cos, sin, first_key, end_query, out, lse, qkv, mixed, norm, scale):
-    grads = (x.new_empty(0) if tensor is None else torch.empty_like(tensor) for tensor in (extra, mix))
+def _(grad, x, weight, value_embed, mix, cos, sin, first_key, end_query, out, lse, qkv, mixed, norm, scale):
+    grads = (x.new_empty(0) if tensor is None else torch.empty_like(tensor) for tensor in (value_embed, mix))
     return torch.empty_like(x), torch.empty_like(weight), *grads
 
 
@@ -96,7 +96,7 @@ def _keep(ctx, inputs, output):
 def _backward(ctx, grad, *_):
     saved = ctx.saved_tensors  # read once: recomputation gives each tensor once
     grads = _attend_backward(grad.contiguous(), *saved, ctx.scale)
-    return *of_given(grads, extra=saved[2], mix=saved[3]), *(None,) * 9
+    return *of_given(grads, value_embed=saved[2], mix=saved[3]), *(None,) * 9
 
 
 _attend.register_autograd(_backward, setup_context=_keep)

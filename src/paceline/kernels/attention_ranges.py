@@ -333,8 +333,8 @@ def _keep(ctx, inputs, output) -> None:
     ctx.save_for_backward(q, k, v, *output, first_key, end_query)
 
 
-def _differentiate(ctx, grad, _grad_lse):
+def _backward(ctx, grad, _grad_lse):
     return *attend_backward(grad, *ctx.saved_tensors, ctx.scale), None, None, None
 
 
-attend_forward.register_autograd(_differentiate, setup_context=_keep)
+attend_forward.register_autograd(_backward, setup_context=_keep)

@@ -132,8 +132,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(q, k, v, *output, starts, window)
 
 
-def _differentiate(ctx: Any, grad: Tensor, _grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor, _grad_lse: Tensor) -> tuple[Tensor | None, ...]:
     return *attend_backward(grad, *ctx.saved_tensors, ctx.scale, ctx.library), None, None, None, None
 
 
-attend_forward.register_autograd(_differentiate, setup_context=_keep)
+attend_forward.register_autograd(_backward, setup_context=_keep)

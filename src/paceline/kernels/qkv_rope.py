@@ -1,9 +1,9 @@
 """From the stream to the heads of attention: projections, norm, rotary, value mix. Plain twin: `model.attention`.
 
-One product of the library, then one kernel that normalises and turns queries and keys where they lie and mixes the
-values: y = turn(x s) with s = (mean x² + ε)^-½ is kept with s, and from both the gradient follows: dx = s·turn⁻¹(dy -
-y·mean(dy·y)), because a rotation keeps inner products. Raw queries and keys are overwritten; raw values stay beside
-them, which the gradient of the mixing scalars needs. Backward, all parts write into one gradient of the joined
+One product of the library, then one kernel that normalises and rotates queries and keys where they lie and mixes the
+values: y = R(x s), R the rotation and s = (mean x² + ε)^-½, is kept with s, and from both the gradient follows: dx =
+s·R⁻¹(dy - y·mean(dy·y)), because a rotation keeps inner products. Raw queries and keys are overwritten; raw values stay
+beside them, which the gradient of the mixing scalars needs. Backward, all parts write into one gradient of the joined
 projection: nothing is concatenated. Tried and dropped: making the heads in the ending of a product of our own, and two
 products (docs/experiments.md).
 """
@@ -19,32 +19,32 @@ TOKENS, WARPS = 8, 4
 """Tokens of one program, which works on one head of them at a time."""
 
 
-def heads_fused(
-    x: Tensor, weight: Tensor, extra: Tensor | None, mix: Tensor | None, cos: Tensor, sin: Tensor, eps: float,
+def qkv_rope(
+    x: Tensor, weight: Tensor, value_embed: Tensor | None, mix: Tensor | None, cos: Tensor, sin: Tensor, eps: float,
     shape: tuple[int, int, int],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """q (N, H, D), k and v (N, H_kv, D) of x (N, width) by weight ((H + 2 H_kv) D, width), `shape` being (H, H_kv, D).
 
-    q and k are RMS-normalised with `eps`, then their first P pairs turned by cos and sin (T, P), N a multiple of T.
-    v ← mix[0]·v + mix[1]·extra; without `extra` (N, H_kv, D) only the first term, without `mix` (2,) v itself."""
-    qkv, mixed, _ = make_heads(x, weight, extra, mix, cos, sin, eps, *shape)
-    q, k, own = qkv.split([shape[0], shape[1], shape[1]], 1)
-    return q, k, own if mix is None else mixed
+    q and k are RMS-normalised with `eps`, then their first P pairs rotated by cos and sin (T, P), N a multiple of T.
+    v ← mix[0]·v + mix[1]·value_embed (N, H_kv, D); the first term only without `value_embed`, v without `mix` (2,)."""
+    qkv, mixed, _ = make_heads(x, weight, value_embed, mix, cos, sin, eps, *shape)
+    q, k, raw_v = qkv.split([shape[0], shape[1], shape[1]], 1)
+    return q, k, raw_v if mix is None else mixed
 
 
 @triton.jit
 def load_angles(cos_ptr, sin_ptr, position, column, inside, PAIRS: tl.constexpr):
-    """Cosines and sines (positions, columns): those of a pair that does not turn are 1 and 0."""
-    turns = inside & (column < PAIRS)
+    """Cosines and sines (positions, columns): those of a pair that does not rotate are 1 and 0."""
+    rotates = inside & (column < PAIRS)
     angle = position * PAIRS + column
-    cos = tl.load(cos_ptr + angle, mask=turns, other=1.0).to(tl.float32)
-    sin = tl.load(sin_ptr + angle, mask=turns, other=0.0).to(tl.float32)
+    cos = tl.load(cos_ptr + angle, mask=rotates, other=1.0).to(tl.float32)
+    sin = tl.load(sin_ptr + angle, mask=rotates, other=0.0).to(tl.float32)
     return cos, sin
 
 
 @triton.jit
 def raw_gradient(grad_a, grad_b, a, b, scale, cos, sin, HALF: tl.constexpr):
-    """The gradient of x, given that of y = turn(x s), y itself and s (rows,): s·turn⁻¹(dy - y·mean(dy·y))."""
+    """The gradient of x, given that of y = R(x s), y itself and s (rows,): s·R⁻¹(dy - y·mean(dy·y))."""
     along = ((tl.sum(grad_a * a, 1) + tl.sum(grad_b * b, 1)) * (1.0 / (2 * HALF)))[:, None]
     da, db = grad_a - a * along, grad_b - b * along
     return (da * cos - db * sin) * scale[:, None], (da * sin + db * cos) * scale[:, None]
@@ -52,11 +52,11 @@ def raw_gradient(grad_a, grad_b, a, b, scale, cos, sin, HALF: tl.constexpr):
 
 @triton.jit
 def heads_forward(
-    qkv_ptr, extra_ptr, mix_ptr, cos_ptr, sin_ptr, mixed_ptr, scale_ptr, rows, sequence, eps, NORMED: tl.constexpr,
-    KV_HEADS: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, EXTRA: tl.constexpr, TOKENS: tl.constexpr,
+    qkv_ptr, embed_ptr, mix_ptr, cos_ptr, sin_ptr, mixed_ptr, scale_ptr, rows, sequence, eps, NORMED: tl.constexpr,
+    KV_HEADS: tl.constexpr, HALF: tl.constexpr, PAIRS: tl.constexpr, EMBED: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """TOKENS rows: the second program of them mixes the values, the first normalises and turns NORMED queries and keys
-    in place, one head after another by the same angles."""
+    """TOKENS rows: the second program of them mixes the values, the first normalises and rotates NORMED queries and
+    keys in place, one head after another by the same angles."""
     tokens = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     row = tokens[:, None]
     column = tl.arange(0, HALF)[None, :]
@@ -69,30 +69,30 @@ def heads_forward(
             b = tl.load(place + HALF, mask=inside, other=0.0).to(tl.float32)
             scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) * (1.0 / (2 * HALF)) + eps)
             tl.store(scale_ptr + tokens * NORMED + head, scale, mask=tokens < rows)
-            turned_a = (a * cos + b * sin) * scale[:, None]
-            turned_b = (b * cos - a * sin) * scale[:, None]
-            tl.store(place, turned_a.to(qkv_ptr.dtype.element_ty), mask=inside)
-            tl.store(place + HALF, turned_b.to(qkv_ptr.dtype.element_ty), mask=inside)
+            rotated_a = (a * cos + b * sin) * scale[:, None]
+            rotated_b = (b * cos - a * sin) * scale[:, None]
+            tl.store(place, rotated_a.to(qkv_ptr.dtype.element_ty), mask=inside)
+            tl.store(place + HALF, rotated_b.to(qkv_ptr.dtype.element_ty), mask=inside)
             place += 2 * HALF
     else:
-        own = tl.load(mix_ptr).to(tl.float32)
-        share = own
-        if EXTRA:
+        raw_share = tl.load(mix_ptr).to(tl.float32)
+        share = raw_share
+        if EMBED:
             share = tl.load(mix_ptr + 1).to(tl.float32)
         place += NORMED * 2 * HALF
         for half in range(2 * KV_HEADS):
             offset = row * (KV_HEADS * 2 * HALF) + half * HALF + column
-            value = own * tl.load(place + half * HALF, mask=inside, other=0.0).to(tl.float32)
-            if EXTRA:
-                value += share * tl.load(extra_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+            value = raw_share * tl.load(place + half * HALF, mask=inside, other=0.0).to(tl.float32)
+            if EMBED:
+                value += share * tl.load(embed_ptr + offset, mask=inside, other=0.0).to(tl.float32)
             tl.store(mixed_ptr + offset, value.to(mixed_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def heads_backward(
-    grad_q_ptr, grad_k_ptr, grad_v_ptr, qkv_ptr, extra_ptr, mix_ptr, cos_ptr, sin_ptr, scale_ptr, grad_qkv_ptr,
-    grad_extra_ptr, grad_mix_ptr, rows, sequence, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr,
-    PAIRS: tl.constexpr, MIXED: tl.constexpr, EXTRA: tl.constexpr, TOKENS: tl.constexpr,
+    grad_q_ptr, grad_k_ptr, grad_v_ptr, qkv_ptr, embed_ptr, mix_ptr, cos_ptr, sin_ptr, scale_ptr, grad_qkv_ptr,
+    grad_embed_ptr, grad_mix_ptr, rows, sequence, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr,
+    PAIRS: tl.constexpr, MIXED: tl.constexpr, EMBED: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """The gradient of one head of the joined projection. Each program leaves its part of the mixing scalars' gradient
     in its row of `grad_mix` (programs, 2), to be summed in a fixed order."""
@@ -120,20 +120,20 @@ def heads_backward(
         grad_a = tl.load(grad_v_ptr + offset, mask=inside, other=0.0).to(tl.float32)
         grad_b = tl.load(grad_v_ptr + offset + HALF, mask=inside, other=0.0).to(tl.float32)
         part = (tl.program_id(0) * KV_HEADS + head - NORMED) * 2
-        if EXTRA:
+        if EMBED:
             share = tl.load(mix_ptr + 1).to(tl.float32)
-            extra_a = tl.load(extra_ptr + offset, mask=inside, other=0.0).to(tl.float32)
-            extra_b = tl.load(extra_ptr + offset + HALF, mask=inside, other=0.0).to(tl.float32)
-            tl.store(grad_mix_ptr + part + 1, tl.sum(grad_a * extra_a + grad_b * extra_b))
-            tl.store(grad_extra_ptr + offset, (share * grad_a).to(grad_extra_ptr.dtype.element_ty), mask=inside)
-            tl.store(grad_extra_ptr + offset + HALF, (share * grad_b).to(grad_extra_ptr.dtype.element_ty), mask=inside)
+            embed_a = tl.load(embed_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+            embed_b = tl.load(embed_ptr + offset + HALF, mask=inside, other=0.0).to(tl.float32)
+            tl.store(grad_mix_ptr + part + 1, tl.sum(grad_a * embed_a + grad_b * embed_b))
+            tl.store(grad_embed_ptr + offset, (share * grad_a).to(grad_embed_ptr.dtype.element_ty), mask=inside)
+            tl.store(grad_embed_ptr + offset + HALF, (share * grad_b).to(grad_embed_ptr.dtype.element_ty), mask=inside)
         if MIXED:
-            own_a = tl.load(qkv_ptr + joined, mask=inside, other=0.0).to(tl.float32)
-            own_b = tl.load(qkv_ptr + joined + HALF, mask=inside, other=0.0).to(tl.float32)
-            tl.store(grad_mix_ptr + part, tl.sum(grad_a * own_a + grad_b * own_b))
-            own = tl.load(mix_ptr).to(tl.float32)
-            grad_a *= own
-            grad_b *= own
+            raw_a = tl.load(qkv_ptr + joined, mask=inside, other=0.0).to(tl.float32)
+            raw_b = tl.load(qkv_ptr + joined + HALF, mask=inside, other=0.0).to(tl.float32)
+            tl.store(grad_mix_ptr + part, tl.sum(grad_a * raw_a + grad_b * raw_b))
+            raw_share = tl.load(mix_ptr).to(tl.float32)
+            grad_a *= raw_share
+            grad_b *= raw_share
     tl.store(grad_qkv_ptr + joined, grad_a.to(grad_qkv_ptr.dtype.element_ty), mask=inside)
     tl.store(grad_qkv_ptr + joined + HALF, grad_b.to(grad_qkv_ptr.dtype.element_ty), mask=inside)
 
@@ -145,51 +145,51 @@ def empty_heads(x: Tensor, mix: Tensor | None, heads: int, kv_heads: int, width:
     return x.new_empty(rows, normed + kv_heads, width), mixed, x.new_empty(rows, normed, dtype=torch.float32)
 
 
-def _constants(cos: Tensor, extra: Tensor | None, kv_heads: int, width: int) -> dict[str, Any]:
+def _constants(cos: Tensor, value_embed: Tensor | None, kv_heads: int, width: int) -> dict[str, Any]:
     """What both kernels are compiled for."""
     sizes = {"KV_HEADS": kv_heads, "HALF": width // 2, "PAIRS": cos.size(1), "TOKENS": TOKENS}
-    return {**sizes, "EXTRA": extra is not None, "num_warps": WARPS}
+    return {**sizes, "EMBED": value_embed is not None, "num_warps": WARPS}
 
 
 @torch.library.custom_op("paceline::heads", mutates_args=())
 def make_heads(
-    x: Tensor, weight: Tensor, extra: Tensor | None, mix: Tensor | None, cos: Tensor, sin: Tensor, eps: float,
+    x: Tensor, weight: Tensor, value_embed: Tensor | None, mix: Tensor | None, cos: Tensor, sin: Tensor, eps: float,
     heads: int, kv_heads: int, width: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Queries and keys, ready, and values as they were projected, (N, H + 2 H_kv, D); values after they were mixed,
     (N, H_kv, D), empty where they were not; scales of the norms, (N, H + H_kv) fp32."""
     qkv, mixed, norm = empty_heads(x, mix, heads, kv_heads, width)
     torch.mm(x, weight.T, out=qkv.flatten(1))
-    given = (norm if extra is None else extra, norm if mix is None else mix, cos, sin)
-    numbers, constants = (x.size(0), cos.size(0), eps), _constants(cos, extra, kv_heads, width)
+    given = (norm if value_embed is None else value_embed, norm if mix is None else mix, cos, sin)
+    numbers, constants = (x.size(0), cos.size(0), eps), _constants(cos, value_embed, kv_heads, width)
     grid = (triton.cdiv(x.size(0), TOKENS), 1 if mix is None else 2)
     heads_forward[grid](qkv, *given, mixed, norm, *numbers, NORMED=heads + kv_heads, **constants)
     return qkv, mixed, norm
 
 
 @make_heads.register_fake
-def _(x, weight, extra, mix, cos, sin, eps, heads, kv_heads, width):
+def _(x, weight, value_embed, mix, cos, sin, eps, heads, kv_heads, width):
     return empty_heads(x, mix, heads, kv_heads, width)
 
 
 @torch.library.custom_op("paceline::heads_backward", mutates_args=())
 def heads_gradients(
-    grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, x: Tensor, weight: Tensor, extra: Tensor | None, mix: Tensor | None,
-    cos: Tensor, sin: Tensor, qkv: Tensor, norm: Tensor,
+    grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, x: Tensor, weight: Tensor, value_embed: Tensor | None,
+    mix: Tensor | None, cos: Tensor, sin: Tensor, qkv: Tensor, norm: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of x, weight, extra and mix; the last two empty where there is none."""
+    """Gradients of x, weight, value_embed and mix; the last two empty where there is none."""
     rows, heads, width = grad_q.shape
     kv_heads, programs = grad_v.size(1), triton.cdiv(rows, TOKENS)
     grad_qkv = torch.empty_like(qkv)
-    grad_extra = x.new_empty(0) if extra is None else torch.empty_like(extra)
+    grad_embed = x.new_empty(0) if value_embed is None else torch.empty_like(value_embed)
     parts = x.new_zeros(programs * kv_heads, 2, dtype=torch.float32)
     grads = (grad.contiguous() for grad in (grad_q, grad_k, grad_v))
-    given = (qkv, qkv if extra is None else extra, norm if mix is None else mix, cos, sin, norm)
-    switches = {"HEADS": heads, "MIXED": mix is not None, **_constants(cos, extra, kv_heads, width)}
+    given = (qkv, qkv if value_embed is None else value_embed, norm if mix is None else mix, cos, sin, norm)
+    switches = {"HEADS": heads, "MIXED": mix is not None, **_constants(cos, value_embed, kv_heads, width)}
     grid = (programs, heads + 2 * kv_heads)
-    heads_backward[grid](*grads, *given, grad_qkv, grad_extra, parts, rows, cos.size(0), **switches)
+    heads_backward[grid](*grads, *given, grad_qkv, grad_embed, parts, rows, cos.size(0), **switches)
     grad_mix = x.new_empty(0) if mix is None else parts.sum(0).to(mix.dtype)
-    return grad_qkv.flatten(1) @ weight, weight_gradient(grad_qkv, x, heads, kv_heads), grad_extra, grad_mix
+    return grad_qkv.flatten(1) @ weight, weight_gradient(grad_qkv, x, heads, kv_heads), grad_embed, grad_mix
 
 
 def weight_gradient(grad_qkv: Tensor, x: Tensor, heads: int, kv_heads: int) -> Tensor:
@@ -203,8 +203,8 @@ def weight_gradient(grad_qkv: Tensor, x: Tensor, heads: int, kv_heads: int) -> T
 
 
 @heads_gradients.register_fake
-def _(grad_q, grad_k, grad_v, x, weight, extra, mix, cos, sin, qkv, norm):
-    grads = (x.new_empty(0) if tensor is None else torch.empty_like(tensor) for tensor in (extra, mix))
+def _(grad_q, grad_k, grad_v, x, weight, value_embed, mix, cos, sin, qkv, norm):
+    grads = (x.new_empty(0) if tensor is None else torch.empty_like(tensor) for tensor in (value_embed, mix))
     return torch.empty_like(x), torch.empty_like(weight), *grads
 
 
@@ -216,18 +216,18 @@ def _keep(ctx, inputs, output):
 
 def _backward(ctx, grad_qkv, grad_mixed, _norm):
     saved = ctx.saved_tensors  # read once: recomputation gives each tensor once
-    extra, mix = saved[2:4]
-    grad_q, grad_k, grad_own = grad_qkv.split([ctx.heads, ctx.kv_heads, ctx.kv_heads], 1)
-    grads = heads_gradients(grad_q, grad_k, grad_own if mix is None else grad_mixed, *saved)
-    return *of_given(grads, extra, mix), *(None,) * 6
+    value_embed, mix = saved[2:4]
+    grad_q, grad_k, grad_raw_v = grad_qkv.split([ctx.heads, ctx.kv_heads, ctx.kv_heads], 1)
+    grads = heads_gradients(grad_q, grad_k, grad_raw_v if mix is None else grad_mixed, *saved)
+    return *of_given(grads, value_embed, mix), *(None,) * 6
 
 
 def of_given(
-    grads: tuple[Tensor, Tensor, Tensor, Tensor], extra: Tensor | None, mix: Tensor | None
+    grads: tuple[Tensor, Tensor, Tensor, Tensor], value_embed: Tensor | None, mix: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of x, weight, extra and mix, None for an input that there is not."""
-    grad_x, grad_weight, grad_extra, grad_mix = grads
-    return grad_x, grad_weight, None if extra is None else grad_extra, None if mix is None else grad_mix
+    """Gradients of x, weight, value_embed and mix, None for an input that there is not."""
+    grad_x, grad_weight, grad_embed, grad_mix = grads
+    return grad_x, grad_weight, None if value_embed is None else grad_embed, None if mix is None else grad_mix
 
 
 make_heads.register_autograd(_backward, setup_context=_keep)

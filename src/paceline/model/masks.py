@@ -1,4 +1,4 @@
-"""Who may attend to whom: the definition, and the same thing as lists of full and partial blocks.
+"""Which tokens a token may attend to: the definition, and the same thing as lists of full and partial blocks.
 
 `allowed` is the definition, element by element. `block_lists` classifies blocks of 128 queries by 128 keys from it:
 a full block needs no element test, a partial block does, all others are not visited. Property tests prove the two

@@ -189,9 +189,13 @@ def newton_schulz(muon: MuonConfig, iteration: Iteration = orthogonalise, *, bf1
 
 def _check_names(params: Mapping[str, NamedParams]) -> None:
     """A parameter in two groups would move twice; two of one name would share a slot in a checkpoint."""
-    named = [item for group in params.values() for item in group.items()]
-    if len({name for name, _ in named}) < len(named) or len({id(param) for _, param in named}) < len(named):
-        raise ValueError("a name or a parameter occurs in more than one group; each belongs to exactly one")
+    places: dict[object, str] = {}
+    for group, named in params.items():
+        for name, param in named.items():
+            place = f"{name} of group {group!r}"
+            if before := places.get(name) or places.get(id(param)):
+                raise ValueError(f"parameter {place} is {before} as well; each belongs to exactly one group")
+            places[name] = places[id(param)] = place
 
 
 def _check_state(state: Mapping[str, Tensor], own: Mapping[str, Slot]) -> None:

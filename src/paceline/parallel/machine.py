@@ -74,7 +74,13 @@ def checked_groups(config: RunConfig, ranks: Ranks) -> dict[str, ParamGroup]:
     groups = param_groups(config.optim, describe(config.model).groups)
     for parameter in parameters:
         group = groups[parameter.group]
-        wanted = rules()[group.rule].gradient
+        facts = rules()[group.rule]
+        wanted = facts.gradient
+        if facts.matrices and len(parameter.shape) != 2:
+            raise ConfigError(
+                f"optim.groups: rule {group.rule!r} moves matrices, but {parameter.name} of group {group.name!r} has "
+                f"shape {parameter.shape}; use another rule"
+            )
         if wanted != parameter.gradient and parameter.gradient != "either":
             raise ConfigError(
                 f"optim.groups: rule {group.rule!r} takes {wanted} gradients, but {parameter.name} of group "

@@ -9,7 +9,7 @@ from paceline.core.errors import PacelineError
 
 @contextlib.contextmanager
 def rank0_errors() -> Iterator[None]:
-    """An error that leaves the block says by `told` whether the first rank speaks of it."""
+    """An error that leaves the block says by `told` whether rank 0 reports it."""
     try:
         yield
     except PacelineError as error:

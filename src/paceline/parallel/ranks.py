@@ -104,10 +104,10 @@ class DeferredAny:
         self._ranks = ranks
         self._posted: tuple[Tensor, dist.Work] | None = None
 
-    def __call__(self, wish: bool) -> bool:
+    def __call__(self, value: bool) -> bool:
         if self._ranks.world == 1:
-            return wish
-        before, flag = self._posted, torch.tensor(int(wish))
+            return value
+        before, flag = self._posted, torch.tensor(int(value))
         work = dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
         assert work is not None
         self._posted = flag, work

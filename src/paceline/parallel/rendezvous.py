@@ -28,7 +28,7 @@ from paceline.parallel.ranks import Ranks, ranks_from_environment
 from paceline.settings.parallel import ParallelConfig
 
 POLL_S = 0.05
-FIRST_SPEAKS_S = 5.0
+RANK0_REPORT_S = 5.0
 """How long another rank waits for the first to print, and the first for others to come, before it ends."""
 SAME_MISTAKE_S = 30.0
 """The same before ranks have met: they may start that far apart."""
@@ -105,7 +105,7 @@ def open_store(ranks: Ranks, timeout_s: float) -> Store:
 
 
 def meet(store: Store, ranks: Ranks, facts: Facts, timeout_s: float) -> Store:
-    """This meeting's corner of the store, once all have come with equal `facts`; else all raise the same error."""
+    """The corner of the store of this launch, once all have come with equal `facts`; else all raise the same error."""
     try:
         if ranks.is_main:
             corner, said = _receive(store, ranks, timeout_s)
@@ -149,7 +149,7 @@ def _come(store: Store, ranks: Ranks, says: dict[str, Any], timeout_s: float) ->
     store.set(f"hello/{ranks.rank}", json.dumps({"word": word, "says": says}))
     if (first_word := _awaited(store, f"welcome/{word}", timeout_s)) is None:
         patience = f"{timeout_s:g} s (--parallel.start-timeout-s)"
-        raise PacelineError(f"{ranks} heard nothing of the first rank within {patience}")
+        raise PacelineError(f"{ranks} got no reply from the first rank within {patience}")
     corner = PrefixStore(first_word, store)
     corner.set(f"came/{word}", "")
     return corner
@@ -157,8 +157,8 @@ def _come(store: Store, ranks: Ranks, says: dict[str, Any], timeout_s: float) ->
 
 def _verdict(corner: Store, ranks: Ranks, timeout_s: float) -> PacelineError | None:
     """What the first rank has announced. None: all agree. It waits for the others as long as this one has waited for
-    it, and needs some time to say so."""
-    patience_s = timeout_s + FIRST_SPEAKS_S
+    it, and needs some time to answer."""
+    patience_s = timeout_s + RANK0_REPORT_S
     if (said := _awaited(corner, "verdict", patience_s)) is None:
         raise PacelineError(f"{ranks} got no answer of the first rank within {patience_s:g} s, so it does not begin")
     found = json.loads(said)
@@ -193,7 +193,7 @@ def report_before_rendezvous(error: PacelineError) -> None:
     with contextlib.suppress(PacelineError, RuntimeError):
         store = open_store(ranks, SAME_MISTAKE_S)
         if ranks.is_main:
-            corner, _ = _receive(store, ranks, FIRST_SPEAKS_S)
+            corner, _ = _receive(store, ranks, RANK0_REPORT_S)
             _announce(corner, error)
         else:
             _come(store, ranks, {"error": str(error), "mistake": isinstance(error, UserError)}, SAME_MISTAKE_S)
@@ -215,14 +215,14 @@ def settle(error: PacelineError, corner: Store, ranks: Ranks) -> None:
     error.told = False
     asking = threading.Thread(target=_settle, args=(error, corner, ranks), daemon=True)
     asking.start()  # a thread, since a store behind a cut cable does not even fail
-    asking.join(2 * FIRST_SPEAKS_S)
+    asking.join(2 * RANK0_REPORT_S)
     if not error.told and not ranks.is_main and not isinstance(error, LostRankError):
         error.args = (f"rank {ranks.rank}: {error}",)
 
 
 def _settle(error: PacelineError, corner: Store, ranks: Ranks) -> None:
     lost = isinstance(error, LostRankError)
-    with contextlib.suppress(RuntimeError):  # with the store gone, each speaks for itself
+    with contextlib.suppress(RuntimeError):  # with the store gone, each prints its own
         if ranks.is_main:
             if lost:
                 error.args = (f"{error}{_posted_reason(corner, ranks)}",)
@@ -230,7 +230,7 @@ def _settle(error: PacelineError, corner: Store, ranks: Ranks) -> None:
             return
         if not lost:
             corner.set(f"reason/{ranks.rank}", str(error))
-        said = _awaited(corner, "said", FIRST_SPEAKS_S)
+        said = _awaited(corner, "said", RANK0_REPORT_S)
         error.told = said is not None and (lost or said == str(error))
 
 
@@ -239,7 +239,7 @@ def _posted_reason(corner: Store, ranks: Ranks) -> str:
         return [rank for rank in range(1, ranks.world) if corner.check([f"reason/{rank}"])]
 
     _wait_until(lambda: bool(posted()), 1.0)
-    return "".join(f"; rank {rank} says: {corner.get(f'reason/{rank}').decode()}" for rank in posted()[:1])
+    return "".join(f"; rank {rank}: {corner.get(f'reason/{rank}').decode()}" for rank in posted()[:1])
 
 
 def _awaited(store: Store, key: str, timeout_s: float) -> str | None:

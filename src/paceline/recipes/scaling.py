@@ -5,21 +5,23 @@ scaled in proportion, the momentum warm-up keeps its length.
 
 --scale F shrinks a preset for a small machine with all its techniques active: head width by F^(3/4) (16 of 128 at
 1/16), vocabulary and steps by F, batch by F². Heads and layers stay, so that value maps, skips and missing attention
-are the record's. A windowed preset keeps 16 blocks of 128 tokens, or all it has, so that every window of the schedule
-occurs.
+are the record's. A windowed preset keeps its windows and a sequence of 16 blocks of 128 tokens, of one more than its
+widest window, or all it has, so that every window of the schedule occurs. Stages and layer overrides follow the same
+rules.
 """
 
+import math
 from dataclasses import replace
 
 from paceline.core.errors import ConfigError
-from paceline.core.units import BLOCK_TOKENS
+from paceline.core.units import BLOCK_TOKENS, round_up
 from paceline.settings.data import BUILTIN, BatchConfig, DataConfig
 from paceline.settings.model import ModelConfig
 from paceline.settings.run import EvaluateConfig, RunConfig
-from paceline.settings.schedule import scaled_to
+from paceline.settings.schedule import scaled_to, widest_windows
 
 MIN_WINDOWED_TOKENS = 16 * BLOCK_TOKENS
-MIN_HEAD_DIM = 8
+MIN_WIDTH = 8
 MIN_VOCABULARY = 512
 VALIDATION_TOKENS = 16_384
 """Of one validation of a scaled preset, or one sequence where that is longer: about half of what the built-in
@@ -46,13 +48,20 @@ def scaled(config: RunConfig, scale: float) -> RunConfig:
     """The preset at a fraction of its size, on the built-in corpus and whatever device there is."""
     if scale == 1.0:
         return config
-    smaller = with_steps(config, max(1, round(config.steps * scale)))
-    model, batch = _scaled_model(config.model, scale), _scaled_batch(config, scale)
+    least = max([1, *(math.ceil(2 / stage.share) for stage in config.stages)])  # so that each stage has a step
+    smaller = with_steps(config, min(config.steps, max(least, round(config.steps * scale))))
+    model, sequence_tokens = _scaled_model(config.model, scale), _scaled_sequence(config, scale)
+    batch = BatchConfig(tokens=_tokens(config.batch.tokens, scale, sequence_tokens), sequence_tokens=sequence_tokens)
+    stages = tuple(
+        replace(stage, batch_tokens=stage.batch_tokens and _tokens(stage.batch_tokens, scale, sequence_tokens))
+        for stage in config.stages
+    )
     sequences = max(1, VALIDATION_TOKENS // batch.sequence_tokens)
     return replace(
         smaller,
         model=model,
         batch=batch,
+        stages=stages,
         data=DataConfig(dir=BUILTIN, tokenizer=f"bpe-{model.vocab_size}", order=config.data.order),
         train=replace(config.train, device="auto", compile=False),
         evaluate=EvaluateConfig(every=max(1, smaller.steps // 4), tokens=sequences * batch.sequence_tokens),
@@ -60,14 +69,35 @@ def scaled(config: RunConfig, scale: float) -> RunConfig:
 
 
 def _scaled_model(model: ModelConfig, scale: float) -> ModelConfig:
-    head_dim = max(MIN_HEAD_DIM, 4 * round(model.head_dim * scale**0.75 / 4))
+    head_dim = _width(model.head_dim, scale**0.75, 4)
+    overrides = tuple(
+        replace(
+            change,
+            qk_dim=change.qk_dim and _width(change.qk_dim, scale**0.75, 4),
+            v_dim=change.v_dim and _width(change.v_dim, scale**0.75, 4),
+            mlp_width=change.mlp_width and _width(change.mlp_width, head_dim / model.head_dim, 8),
+        )
+        for change in model.layer_overrides
+    )
     vocab_size = max(MIN_VOCABULARY, round(model.vocab_size * scale))
-    return replace(model, head_dim=head_dim, width=head_dim * model.num_heads, vocab_size=vocab_size)
+    width = head_dim * model.num_heads
+    return replace(model, head_dim=head_dim, width=width, vocab_size=vocab_size, layer_overrides=overrides)
 
 
-def _scaled_batch(config: RunConfig, scale: float) -> BatchConfig:
+def _width(before: int, share: float, unit: int) -> int:
+    """A share of a width, rounded to a multiple of `unit`; of heads, and of MLPs."""
+    return min(before, max(MIN_WIDTH, unit * round(before * share / unit)))
+
+
+def _scaled_sequence(config: RunConfig, scale: float) -> int:
     sequence, wanted = config.batch.sequence_tokens, config.batch.tokens * scale**2
-    if config.model.window.unit != "none":
-        fitting = round(min(sequence * scale, wanted) / BLOCK_TOKENS) * BLOCK_TOKENS
-        sequence = max(min(sequence, MIN_WINDOWED_TOKENS), fitting)
-    return BatchConfig(tokens=max(1, round(wanted / sequence)) * sequence, sequence_tokens=sequence)
+    if config.model.window.unit == "none":
+        return sequence
+    fitting = round(min(sequence * scale, wanted) / BLOCK_TOKENS) * BLOCK_TOKENS
+    beyond = round_up(max(widest_windows(config).values()) + 1, BLOCK_TOKENS)
+    return max(min(sequence, max(beyond, MIN_WINDOWED_TOKENS)), fitting)
+
+
+def _tokens(before: int, scale: float, sequence_tokens: int) -> int:
+    """Of a scaled batch, in whole sequences."""
+    return max(1, round(before * scale**2 / sequence_tokens)) * sequence_tokens

@@ -23,7 +23,7 @@ Columns = dict[str, Column]  # name of a field to its value in every record, NaN
 
 STEP_FIELDS = ("step", "tokens", "train_s", "wall_s", "lr_scale", "train_loss", "window_tokens", "tokens_per_s")
 EVAL_FIELDS = ("step", "tokens", "train_s", "wall_s", "val_loss", "val_bpb")
-MEMORY_FIELD = "allocated_bytes"  # among a step's extras, if instruments were on
+MEMORY_FIELD = "allocated_bytes"  # among a step's extras, if diagnostics were on
 SMOOTHING_SHARE = 0.02  # half-life of the smoothed training loss, as a share of the recorded steps
 MAY_LACK = frozenset({"train_loss", "window_tokens", "tokens_per_s", "val_loss", "val_bpb", MEMORY_FIELD})
 

@@ -69,8 +69,10 @@ def _param_groups(optim: OptimConfig, names: tuple[str, ...]) -> dict[str, Param
     changes = {group.name: group for group in optim.groups}
     if len(changes) < len(optim.groups):
         raise ConfigError("optim.groups: a group is named twice; say all about it in one entry")
-    if unknown := sorted(set(changes) - set(names)):
-        raise ConfigError(f"optim.groups: {unknown[0]!r} is no group of this model; there are {', '.join(names)}")
+    averaged = set(optim.average.groups) - set(ADAM_RATES)  # of the usual groups, those of the model are averaged
+    for setting, stated in (("optim.groups", set(changes)), ("--optim.average.groups", averaged)):
+        if unknown := sorted(stated - set(names)):
+            raise ConfigError(f"{setting}: {unknown[0]!r} is no group of this model; there are {', '.join(names)}")
     return {name: _resolved(optim, name, changes.get(name, GroupConfig(name=name))) for name in names}
 
 
@@ -101,6 +103,8 @@ class RuleFacts:
 
     gradient: Literal["dense", "rows"] = "dense"
     """`dense` reads `.grad`; `rows` reads `Event.rows`, and a table moved by it never has a dense gradient."""
+    matrices: bool = False
+    """It moves 2-D parameters only."""
     slots: int = 0
     """Slots of the parameter's shape and format, ..."""
     fp32_slots: int = 0

@@ -238,7 +238,12 @@ def describe(config: ModelConfig) -> Description:
             parts.append((f"{path}mlp_norm.", norm(config)))
             parts.append((f"{path}mlp.", mlp(config, layer)))
     parts.append(("final_norm.", norm(config)))
+    parameters = tuple(replace(each, name=path + each.name) for path, part in parts for each in part.parameters)
+    name, count = Counter(each.name for each in parameters).most_common(1)[0]
+    if count > 1:
+        groups = ", ".join(repr(each.group) for each in parameters if each.name == name)
+        raise ValueError(f"settings/spec.py declares parameter {name} {count} times, in groups {groups}")
     return Description(
-        tuple(replace(each, name=path + each.name) for path, part in parts for each in part.parameters),
+        parameters,
         tuple(replace(each, name=path + each.name) for path, part in parts for each in part.products),
     )

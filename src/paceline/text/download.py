@@ -28,7 +28,7 @@ from paceline.text.shard_writer import write_manifest
 
 FILE_NAME = "download.json"
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
-"""Of an OSError that speaks of the folder; the others are about the network."""
+"""Of an OSError that is about the folder; the others are about the network."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .configuration_paceline import PacelineConfig
 
+CosSin = tuple[Tensor, Tensor]
 NO_POSITION = -1
 """Where padding stands: no query sees it."""
 
@@ -54,7 +55,7 @@ def affine(x: Tensor, layer: nn.Linear) -> Tensor:
     return y if layer.bias is None else y + layer.bias.to(y.dtype)
 
 
-def rotary_rows(config: PacelineConfig, positions_BT: Tensor, pairs: int) -> tuple[Tensor, Tensor]:
+def rotary_rows(config: PacelineConfig, positions_BT: Tensor, pairs: int) -> CosSin:
     """Cosines and sines at these positions, each (B, T, 1, pairs). Frequencies are formed on the CPU, as in training:
     a device's own powers differ in the last digit, and a position multiplies that."""
     steps = pairs if config.rotary_spacing == "open" else max(1, pairs - 1)
@@ -66,18 +67,18 @@ def rotary_rows(config: PacelineConfig, positions_BT: Tensor, pairs: int) -> tup
 
 
 def rotate(x_BTHD: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
-    """Turn dimension j with dimension j + D/2 for the first pairs; the others have no position."""
+    """Rotate dimension j with dimension j + D/2 for the first pairs; the others have no position."""
     cos, sin = cos.to(dtype), sin.to(dtype)
     pairs, half = cos.size(-1), x_BTHD.size(-1) // 2
     a, a_rest, b, b_rest = x_BTHD.split([pairs, half - pairs, pairs, half - pairs], dim=-1)
-    turned_a, turned_b = (a * cos + b * sin).to(x_BTHD.dtype), (b * cos - a * sin).to(x_BTHD.dtype)
-    return torch.cat([turned_a, a_rest, turned_b, b_rest], dim=-1)
+    rotated_a, rotated_b = (a * cos + b * sin).to(x_BTHD.dtype), (b * cos - a * sin).to(x_BTHD.dtype)
+    return torch.cat([rotated_a, a_rest, rotated_b, b_rest], dim=-1)
 
 
 def attention_mask_of(
     config: PacelineConfig, positions_BS: Tensor, documents_BS: Tensor, queries: int, window: int
 ) -> Tensor:
-    """(B, 1, T, S) bool: who sees whom through a window. The last `queries` of the S tokens ask."""
+    """(B, 1, T, S) bool: which keys a query sees through a window. The last `queries` of the S tokens ask."""
     q, k = positions_BS[:, -queries:, None], positions_BS[:, None, :]
     seen = (k <= q) & (k != NO_POSITION)
     if config.document_mask:
@@ -107,15 +108,15 @@ class Attention(nn.Module):
             self.value_mix = nn.Parameter(torch.full((config.value_lambdas,), 0.5))
 
     def forward(
-        self, x: Tensor, extra: Tensor | None, turn: tuple[Tensor, Tensor] | None, mask: Tensor, cache: Cache | None
+        self, x: Tensor, value_embed: Tensor | None, rotary: CosSin | None, mask: Tensor, cache: Cache | None
     ) -> tuple[Tensor, Tensor]:
         """The branch's output (B, T, width) for a normalised stream already in the format of products, and the layer's
-        own values before `extra`, (B, T, H_kv, D), was mixed in."""
-        q, k, own = (
+        own values before `value_embed`, (B, T, H_kv, D), was mixed in."""
+        q, k, raw_v = (
             affine(x, part).unflatten(-1, (-1, dim))
             for part, dim in ((self.query, self.qk_dim), (self.key, self.qk_dim), (self.value, self.v_dim))
         )
-        q, k, v = self.positioned(q, turn), self.positioned(k, turn), self.mixed(own, extra)
+        q, k, v = self.positioned(q, rotary), self.positioned(k, rotary), self.mixed(raw_v, value_embed)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         if cache is not None:
             k, v = cache.update(k, v, self.slot)
@@ -124,26 +125,26 @@ class Attention(nn.Module):
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.qk_dim**-0.5)
         branch = affine(y.transpose(1, 2).flatten(-2), self.output)
         scale = self.config.attention_branch_scale
-        return (branch if scale == 1.0 else scale * branch), own
+        return (branch if scale == 1.0 else scale * branch), raw_v
 
-    def positioned(self, x: Tensor, turn: tuple[Tensor, Tensor] | None) -> Tensor:
+    def positioned(self, x: Tensor, rotary: CosSin | None) -> Tensor:
         c = self.config
         if c.qk_norm == "before_rotary":
             x = rms_norm(x, c.qk_norm_eps)
-        if turn is not None:
-            x = rotate(x, *turn, torch.float32 if c.rotary_in_fp32 else x.dtype)
+        if rotary is not None:
+            x = rotate(x, *rotary, torch.float32 if c.rotary_in_fp32 else x.dtype)
         return rms_norm(x, c.qk_norm_eps) if c.qk_norm == "after_rotary" else x
 
-    def mixed(self, v: Tensor, extra: Tensor | None) -> Tensor:
+    def mixed(self, v: Tensor, value_embed: Tensor | None) -> Tensor:
         if not self.config.value_lambdas:
             return v
         if self.config.value_lambdas == 1:
             mix = self.value_mix[0].to(getattr(torch, self.config.scalar_dtype))  # so 1 - mix rounds as in training
-            return v if extra is None else (1 - mix) * v + mix * extra
-        if extra is None and self.config.value_residual:
-            extra = v  # the first block mixes with itself
+            return v if value_embed is None else (1 - mix) * v + mix * value_embed
+        if value_embed is None and self.config.value_residual:
+            value_embed = v  # the first block mixes with itself
         scaled = self.value_mix[0] * v
-        return scaled if extra is None else scaled + self.value_mix[1] * extra
+        return scaled if value_embed is None else scaled + self.value_mix[1] * value_embed
 
 
 class MLP(nn.Module):
@@ -179,22 +180,22 @@ class Block(nn.Module):
         self,
         x: Tensor,
         x0: Tensor,
-        extra: Tensor | None,
-        turn: tuple[Tensor, Tensor] | None,
+        value_embed: Tensor | None,
+        rotary: CosSin | None,
         mask: Tensor,
         cache: Cache | None,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor | None]:
         """The stream after this block, and its own values if it has attention. `dtype`: format of products."""
-        own = None
+        raw_v = None
         if self.x0_mix is not None:
             x = self.x0_mix[0] * x + self.x0_mix[1] * x0
         if self.attention is not None and self.attention_norm is not None:
-            branch, own = self.attention(self.attention_norm(x).to(dtype), extra, turn, mask, cache)
+            branch, raw_v = self.attention(self.attention_norm(x).to(dtype), value_embed, rotary, mask, cache)
             x = x + branch
         if self.mlp is not None and self.mlp_norm is not None:
             x = x + self.mlp(self.mlp_norm(x).to(dtype))
-        return x, own
+        return x, raw_v
 
 
 class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
@@ -241,8 +242,8 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
         if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
             past_key_values = DynamicCache()
         positions, masks = self.positions_and_masks(input_ids, attention_mask, position_ids, past_key_values)
-        turns = {pairs: rotary_rows(self.config, positions, pairs) for pairs in set(self.config.rotary_pairs) if pairs}
-        x = self.stream(input_ids, positions, turns, masks, past_key_values)
+        rotary = {pairs: rotary_rows(self.config, positions, pairs) for pairs in set(self.config.rotary_pairs) if pairs}
+        x = self.stream(input_ids, positions, rotary, masks, past_key_values)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.head(x[:, kept])
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
@@ -251,7 +252,7 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
     def positions_and_masks(
         self, tokens_BT: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Positions of this pass's tokens, (B, T), and who sees whom, (B, 1, T, S), by window."""
+        """Positions of this pass's tokens, (B, T), and which keys each sees, (B, 1, T, S), by window."""
         tokens = tokens_BT.size(1)
         past = 0 if cache is None else cache.get_seq_length()
         if attention_mask is None:
@@ -285,7 +286,7 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
         self,
         tokens: Tensor,
         positions: Tensor,
-        turns: dict[int, tuple[Tensor, Tensor]],
+        rotary: dict[int, CosSin],
         masks: dict[int, Tensor],
         cache: Cache | None,
     ) -> Tensor:
@@ -303,12 +304,13 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
             if c.unet_skips and layer >= half:
                 x = x + self.skip_weights[layer - half] * skips.pop()
             table = c.value_tables[layer]
-            extra = first
+            value_embed = first
             if table is not None:  # (B, T, H_kv, D)
-                extra = self.value_embeddings[str(table)](tokens).to(dtype).unflatten(-1, (-1, c.v_dims[layer]))
-            x, own = block(x, x0, extra, turns.get(c.rotary_pairs[layer]), masks[c.window_tokens[layer]], cache, dtype)
+                value_embed = self.value_embeddings[str(table)](tokens).to(dtype).unflatten(-1, (-1, c.v_dims[layer]))
+            here, mask = rotary.get(c.rotary_pairs[layer]), masks[c.window_tokens[layer]]
+            x, raw_v = block(x, x0, value_embed, here, mask, cache, dtype)
             if c.value_residual and layer == 0:
-                first = own
+                first = raw_v
             if c.unet_skips and layer < half:
                 skips.append(x)
         return x

@@ -1,6 +1,6 @@
 """Models that are a plain GPT-2 or a plain Llama, as transformers' own classes have them: no code travels with them.
 
-A switch that neither architecture knows must be off, also one that this module has not heard of. What differs only in
+A switch that neither architecture knows must be off, also one that this module does not know. What differs only in
 how it is written: GPT-2's matrices are stored (in, out), and Llama turns pairs the other way, which comes to the same
 scores when the second half of each head's query and key rows changes its sign.
 """

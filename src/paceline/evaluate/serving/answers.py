@@ -69,7 +69,7 @@ class Answer:
         while texts:
             event = await self.reply.events.get()
             if (text := texts.get(event.stream)) is None:
-                continue  # made before the engine heard of the stop
+                continue  # made before the engine knew of the stop
             if (tokens := logprobs.get(event.stream)) is not None:
                 tokens.add(event.scored)
             if event.finish == "timeout":

@@ -73,13 +73,13 @@ class Batcher:
         slots: int,
         max_tokens: int,
         clock: Callable[[], float] = time.monotonic,
-        steady: Callable[[Decoder], DecodeGraph] | None = None,
+        decode_graph: Callable[[Decoder], DecodeGraph] | None = None,
     ) -> None:
-        """`steady` makes the step of texts that have begun; without it `Decoder.feed` and `choose` do."""
+        """`decode_graph` makes the step of texts that have begun; without it `Decoder.feed` and `choose` do."""
         self.model, self.clock = model, clock
         self.decoder = Decoder(model, windows=windows, max_tokens=max_tokens, slots=slots)
-        self.steady = None if steady is None else steady(self.decoder)
-        self.made_by_steady: tuple[Ids, list[Stream | None], Scores | None] | None = None
+        self.decode_graph = None if decode_graph is None else decode_graph(self.decoder)
+        self.in_flight: tuple[Ids, list[Stream | None], Scores | None] | None = None
         """Launched and not yet read: ids, whose they are, and scores of all if somebody asks for them."""
         self.waiting: deque[Stream] = deque()
         self.slots: list[Stream | None] = [None] * slots
@@ -116,14 +116,14 @@ class Batcher:
         events = [self._end(stream, "timeout") for stream in late]
         self._admit()
         if any(stream.begun for stream in self.streams):
-            events += self._feed_tokens() if self.steady is None else self._feed_steadily(self.steady)
+            events += self._feed_tokens() if self.decode_graph is None else self._feed_graph(self.decode_graph)
         if self.starting:
             events += self._feed_prompt(self.starting[0])
         return events
 
     def fail(self) -> list[Event]:
         """End everything after an error nobody foresaw."""
-        self.made_by_steady = None
+        self.in_flight = None
         return [self._end(stream, "error") for stream in [*self.streams, *self.waiting]]
 
     def _admit(self) -> None:
@@ -145,8 +145,8 @@ class Batcher:
         if stream.new_tokens == 0:
             return [*events, self._end(stream, "length")]
         events += self._draw(stream, self.decoder.logits_of(x[:, -1:])[0, 0])
-        if self.steady is not None and stream.slot is not None:
-            self.steady.begin(stream.slot, stream.last)
+        if self.decode_graph is not None and stream.slot is not None:
+            self.decode_graph.begin(stream.slot, stream.last)
         return events
 
     def _prompt_scores(self, stream: Stream, x_TD: Tensor) -> list[Event]:
@@ -167,14 +167,14 @@ class Batcher:
         texts = [(stream, logits[row]) for row, stream in enumerate(self.slots[:rows]) if stream and live[row]]
         return [event for stream, row in texts for event in self._draw(stream, row)]
 
-    def _feed_steadily(self, steady: DecodeGraph) -> list[Event]:
+    def _feed_graph(self, graph: DecodeGraph) -> list[Event]:
         """Launch the next tokens, then tell of those before. Who has ended or left meanwhile is passed over."""
-        ids, whose, scores = self.made_by_steady or (None, [None] * len(self.slots), None)
+        ids, whose, scores = self.in_flight or (None, [None] * len(self.slots), None)
         live = [  # one in flight may be a text's last
             stream if stream and stream.begun and stream.made + (stream is last) < stream.new_tokens else None
             for stream, last in zip(self.slots, whose, strict=True)
         ]
-        self.made_by_steady = (steady.launch(live), live, self._scores(steady, live)) if any(live) else None
+        self.in_flight = (graph.launch(live), live, self._scores(graph, live)) if any(live) else None
         tokens = [] if ids is None else ids.wait()
         scored = [None] * len(tokens) if scores is None else scores.read()
         made = [
@@ -185,10 +185,10 @@ class Batcher:
         return [event for one in made for event in self._continue(*one)]
 
     @staticmethod
-    def _scores(steady: DecodeGraph, live: list[Stream | None]) -> Scores | None:
+    def _scores(graph: DecodeGraph, live: list[Stream | None]) -> Scores | None:
         """Of the tokens that were just launched."""
         asked = [stream.logprobs for stream in live if stream and stream.logprobs is not None]
-        return Scores(steady.logits, steady.tokens, max(asked)) if asked else None
+        return Scores(graph.logits, graph.tokens, max(asked)) if asked else None
 
     def _draw(self, stream: Stream, logits_V: Tensor) -> list[Event]:
         token, score = choose(logits_V, stream.sampling, stream.generator), None
@@ -211,9 +211,9 @@ class Batcher:
 
 
 def make_batcher(model: GPT, *, windows: Windows, slots: int, max_tokens: int, compiled: bool = True) -> Batcher:
-    """On a GPU with a recorded step; that is `compiled` first where it is possible, which takes a while."""
+    """On a GPU with a CUDA graph of the step, which is `compiled` first where that is possible and takes a while."""
     device = model.embeddings.token.device.type
     if device != "cuda":
         return Batcher(model, windows=windows, slots=slots, max_tokens=max_tokens)
-    steady = functools.partial(DecodeGraph, compiled=compiled and compiler(device).usable)
-    return Batcher(prepared(model), windows=windows, slots=slots, max_tokens=max_tokens, steady=steady)
+    graph = functools.partial(DecodeGraph, compiled=compiled and compiler(device).usable)
+    return Batcher(prepared(model), windows=windows, slots=slots, max_tokens=max_tokens, decode_graph=graph)

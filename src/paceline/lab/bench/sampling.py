@@ -85,8 +85,8 @@ def _measure(model: GPT, windows: Windows, case: SampleCase, count: int) -> dict
     first_token_s = [crowd.first_token_s() for _ in range(1 + case.repeats)][1:]  # the first one warms up, also below
     crowd.gather()
     rates, rates_by_cpu = zip(*[crowd.rates(case.steps) for _ in range(1 + case.repeats)][1:], strict=True)
-    peak, steady = peak_bytes(str(device)), batcher.steady
-    step = "kernel by kernel" if steady is None else f"recorded, {'' if steady.compiled else 'not '}compiled"
+    peak, graph = peak_bytes(str(device)), batcher.decode_graph
+    step = "kernel by kernel" if graph is None else f"CUDA graph, {'' if graph.compiled else 'not '}compiled"
     return {
         "streams": count,
         "step": step,

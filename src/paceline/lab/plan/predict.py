@@ -1,4 +1,4 @@
-"""A run foretold: seconds of a step and where they go, time to finish, memory, traffic, cost. No torch.
+"""The prediction of a run: seconds of a step and where they go, time to finish, memory, traffic, cost. No torch.
 
 `work` and `network` count, `efficiency` and `memory` know what was measured, here they meet. Nothing is simulated: a
 step is a sum over classes of work, every GPU does the same, and the slowest of a thousand is as fast as the first.
@@ -214,13 +214,14 @@ def _notes(at: Setting) -> list[str]:
     gpu, gpus, fast, measured_on = at.cluster.gpu, at.cluster.gpus, at.profile == "fast", MEASURED_ON[at.profile]
     model, sharded = at.config.model, at.config.parallel.collective_forward
     named = flags_of({f"{operation}.backend": name for operation, name in named_back_ends(at.config).items()})
+    uncompiled = "" if at.compiled else ", and it is not compiled"
     low, high = MEASURED_WIDTHS
     asked = {
         f"no step with {at.profile} paths was measured on {gpu}; efficiencies are those of "
         f"{' and '.join(measured_on)}": gpu not in measured_on,
         f"our fused kernels are for Hopper; {gpu} takes PyTorch's compiled paths": not at.cluster.kind.own_kernels,
-        "no step with fast paths was measured on several GPUs": fast and gpus > 1,
-        f"no step under {sharded} was measured, and it is not compiled": gpus > 1 and sharded is not None,
+        "no step with our own kernels was measured on several GPUs": fast and gpus > 1,
+        f"no step under {sharded} was measured{uncompiled}": gpus > 1 and sharded is not None,
         f"{named}: counted in memory only, times are those of the profile's own back ends": bool(named),
         "no step was measured on several nodes": at.cluster.nodes > 1,
         f"a width of {model.width:,} is far from the measured 768": not low <= model.width <= high,

@@ -31,7 +31,7 @@ LAUNCHES_PER_MATRIX = 22
 """Kernels of one orthogonalisation: five iterations of three products, and what surrounds them."""
 ALIGNED, MISALIGNED_COST = 8, 2.0
 """Rows of a head that are no multiple of 8 leave its rows of bf16 logits off the 16-byte steps that fast products load.
-The cost is a guess, taken because record 4, which has such a head, is 16 % slower than foretold without it."""
+The cost is a guess, taken because record 4, which has such a head, is 16 % slower than predicted without it."""
 CROSSINGS_OF_RULE = {"adam": 7.0, "muon": 10.0}
 """How often an update crosses memory, in sizes of what it moves: weight and slots read and written, the gradient read;
 for Muon also the stacked gradients, directions and results."""

@@ -17,12 +17,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from paceline.core.errors import ConfigError
 from paceline.optim.rule import Event, RuleContext, Slot
 from paceline.optim.sync import ParamSync
 from paceline.settings.groups import ParamGroup, RuleFacts
 
-FACTS = RuleFacts(fp32_slots=1, fp32_update=2)  # all directions, and of the stack in hand gradients or iterates
+# of an update: all directions, and of the stack in hand gradients or iterates
+FACTS = RuleFacts(matrices=True, fp32_slots=1, fp32_update=2)
 
 
 def nesterov_(
@@ -177,10 +177,6 @@ def _power(stack: Stack) -> Tensor:
 
 def _members(name: str, param: nn.Parameter, parts: Sequence[int], sync: ParamSync) -> list[Member]:
     """The matrices inside one parameter, one for each number of rows in `parts`, or all as one."""
-    if param.ndim != 2:
-        raise ConfigError(
-            f"optim.groups: rule 'muon' moves matrices, but {name} has shape {tuple(param.shape)}; use another rule"
-        )
     sizes = list(parts) or [param.shape[0]]
     if sum(sizes) != param.shape[0]:
         raise ValueError(f"{name} has {param.shape[0]} rows, which do not make parts of {', '.join(map(str, sizes))}")
