@@ -4,7 +4,7 @@ import contextlib
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,15 +35,7 @@ def parse_line(line: bytes, field: str) -> TextOrProblem:
     return text_of(record, field)
 
 
-def text_of(record: Any, field: str) -> TextOrProblem:
-    """The field of a record of JSON."""
-    if not isinstance(record, dict) or field not in record:
-        return None, no_field(field, record)
-    return checked_text(record[field], field)
-
-
 def checked_text(value: Any, field: str) -> TextOrProblem:
-    """A field's value."""
     if not isinstance(value, str):
         return None, f"field {field!r} is {type(value).__name__}, not text"
     if not is_encodable(value):
@@ -51,8 +43,18 @@ def checked_text(value: Any, field: str) -> TextOrProblem:
     return value, None
 
 
+def escaped_text(value: Any, field: str) -> TextOrProblem:
+    """The same of one in which "surrogateescape" kept bytes."""
+    bad = bad_byte(value) if isinstance(value, str) else None
+    return (None, bad) if bad else checked_text(value, field)
+
+
+def text_of(record: Any, field: str, checked: Callable[[Any, str], TextOrProblem] = checked_text) -> TextOrProblem:
+    is_there = isinstance(record, dict) and field in record
+    return checked(record[field], field) if is_there else (None, no_field(field, record))
+
+
 def no_field(field: str, record: Any) -> str:
-    """What is said of a record without the field."""
     if not isinstance(record, dict) or not record:
         return f"no field {field!r}"
     names = [str(name)[:40] for name in record][:NAMES_SHOWN]
@@ -80,9 +82,7 @@ def csv_rows(stream: IO[bytes], place: str, field: str) -> Iterator[TextOrProble
     column, rows = tables[mark].index(field), csv.reader(lines, delimiter=mark)
     try:
         for row in filter(None, rows):
-            value = row[column] if column < len(row) else None
-            bad = bad_byte(value or "")
-            yield (None, bad) if bad else checked_text(value, field)
+            yield escaped_text(row[column] if column < len(row) else None, field)
     except csv.Error as error:
         raise DataError(f"{place}, line {rows.line_num + 2:,}: not CSV ({error}); mend it") from None
 

@@ -33,7 +33,7 @@ from paceline.text.byte_streams import (
     read_errors,
     unpacked,
 )
-from paceline.text.long_lines import records, spool_text
+from paceline.text.long_lines import json_records, spool_text
 from paceline.text.manifest import FILE_NAME, TokenizerEntry, ValSplit
 from paceline.text.records import (
     FIELD_CURE,
@@ -419,7 +419,7 @@ class Reader:
 
     def _json(self, file: IO[bytes], place: str, field: str) -> Iterator[TextOrProblem | LongTextOrProblem]:
         try:
-            yield from records(blocks_of(file), field)
+            yield from json_records(blocks_of(file), field)
         except (ValueError, RecursionError) as error:
             raise DataError(
                 f"{place}: not JSON ({error}); mend it, since what follows has no known beginning"
