@@ -5,7 +5,6 @@ not UTF-8 (0xff for other encodings), so that one place, the reader of lines and
 """
 
 import codecs
-import gzip
 import io
 import itertools
 import re
@@ -15,12 +14,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import IO, Any
 
-from paceline.core.errors import ConfigError, DataError
+from paceline.core.errors import ConfigError, DataError, optional_module
 
 BLOCK_BYTES = 1 << 20
 PACKED_BYTES = 1 << 16
 """Read of a .zst file at a time: what it unpacks to is held."""
-PACKINGS = (".gz", ".bz2", ".xz", ".zst")
+UNPACKED_BY = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
+PACKINGS = (*UNPACKED_BY, ".zst")
 BAD_BYTES = re.compile("[\udc80-\udcff]+")
 """What bytes that are not text become under "surrogateescape"; no text has them."""
 REPLACEMENT = "\ufffd"
@@ -35,22 +35,14 @@ def blocks_of(file: IO[bytes], length: int = sys.maxsize) -> Iterator[bytes]:
 
 def unpacked(raw: IO[bytes], packing: str, place: str) -> IO[bytes]:
     """The file's content; `packing` is one of PACKINGS or empty."""
-    if packing == ".gz":
-        return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
     if packing == ".zst":
         return io.BufferedReader(_Blocks(_zstd_blocks(raw, _zstd(place))))
-    try:  # a Python may have been built without either
-        if packing == ".bz2":
-            import bz2
-
-            return bz2.BZ2File(raw)
-        if packing == ".xz":
-            import lzma
-
-            return lzma.LZMAFile(raw)
-    except ImportError as error:
-        raise DataError(f"{place}: this Python cannot read {packing} ({error}); unpack the file first") from None
-    return raw
+    if not packing:
+        return raw
+    name = UNPACKED_BY[packing]  # a Python may have been built without it
+    missing = DataError(f"{place}: this Python has no module {name} to read {packing}; unpack the file first")
+    content: IO[bytes] = optional_module(name, missing).open(raw)
+    return content
 
 
 def read_errors() -> tuple[type[Exception], ...]:
@@ -129,10 +121,8 @@ def _zstd(place: str) -> Callable[[], Any]:
     try:
         from compression import zstd  # type: ignore[import-not-found, unused-ignore]  # from Python 3.14 on
     except ImportError:
-        try:
-            import zstandard  # type: ignore[import-not-found, unused-ignore]
-        except ImportError:
-            raise DataError(f"{place}: reading .zst needs the package zstandard; pip install zstandard") from None
+        missing = DataError(f"{place}: reading .zst needs the package zstandard; pip install zstandard")
+        zstandard = optional_module("zstandard", missing)
         return lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
     return partial(zstd.ZstdDecompressor, options={zstd.DecompressionParameter.window_log_max: 31})
 

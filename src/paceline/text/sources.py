@@ -40,13 +40,12 @@ from paceline.text.records import (
     HUB_PREFIX,
     LongTextOrProblem,
     TextOrProblem,
-    arrow_batches,
     bad_byte,
     checked_text,
+    column_values,
     csv_rows,
     hub_rows,
     not_utf8,
-    parquet_batches,
     parse_line,
     parse_stream,
 )
@@ -426,8 +425,8 @@ class Reader:
             ) from None
 
     def _columns(self, source: Source) -> Iterator[TextOrProblem]:
-        batches = parquet_batches if source.kind == "parquet" else arrow_batches
-        for value in itertools.chain.from_iterable(batches(source.path, self.field)):
+        assert source.path is not None
+        for value in column_values(source.path, source.kind, self.field):
             try:
                 yield value.decode(), None
             except UnicodeDecodeError as error:
