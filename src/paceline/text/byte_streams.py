@@ -23,7 +23,6 @@ UNPACKED_BY = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
 PACKINGS = (*UNPACKED_BY, ".zst")
 BAD_BYTES = re.compile("[\udc80-\udcff]+")
 """What bytes that are not text become under "surrogateescape"; no text has them."""
-REPLACEMENT = "\ufffd"
 
 
 def blocks_of(file: IO[bytes], length: int = sys.maxsize) -> Iterator[bytes]:
@@ -53,7 +52,7 @@ def read_errors() -> tuple[type[Exception], ...]:
 
 
 def as_utf8(file: IO[bytes], encoding: str, count_replaced: Callable[[int], None] | None) -> IO[bytes]:
-    """The file's text in UTF-8. With `count_replaced`, which is told of each run of bad bytes, they become U+FFFD."""
+    """The file's text in UTF-8. With `count_replaced`, which counts them, each run of bad bytes becomes U+FFFD."""
     if encoding == "utf-8" and count_replaced is None:
         return file
     return io.BufferedReader(_Blocks(_utf8_blocks(file, encoding, count_replaced)))
@@ -96,17 +95,17 @@ class _Blocks(io.RawIOBase):
 def _utf8_blocks(file: IO[bytes], encoding: str, count_replaced: Callable[[int], None] | None) -> Iterator[bytes]:
     codecs.register_error("paceline_mark", _mark_bad)
     decoder = codecs.getincrementaldecoder(encoding)("surrogateescape" if encoding == "utf-8" else "paceline_mark")
-
-    def replace(found: re.Match[str]) -> str:
-        assert count_replaced is not None
-        count_replaced(len(found.group()))
-        return REPLACEMENT
-
     for block in itertools.chain(blocks_of(file), [b""]):
         text = decoder.decode(block, final=not block)
         if count_replaced is not None:
-            text = BAD_BYTES.sub(replace, text)
+            text = replace_bad(text, count_replaced)
         yield text.encode("utf-8", "surrogateescape")
+
+
+def replace_bad(text: str, count: Callable[[int], None]) -> str:
+    """Each run of bad bytes as U+FFFD; `count` is told how many they were."""
+    count(sum(map(len, BAD_BYTES.findall(text))))
+    return BAD_BYTES.sub("\ufffd", text)
 
 
 def _mark_bad(error: UnicodeError) -> tuple[str, int]:

@@ -44,8 +44,10 @@ def checked_text(value: Any, field: str) -> TextOrProblem:
 
 def escaped_text(value: Any, field: str) -> TextOrProblem:
     """The same of one in which "surrogateescape" kept bytes."""
-    bad = bad_byte(value) if isinstance(value, str) else None
-    return (None, bad) if bad else checked_text(value, field)
+    text, problem = checked_text(value, field)
+    if problem and isinstance(value, str):
+        problem = bad_byte(value) or problem
+    return text, problem
 
 
 def text_of(record: Any, field: str, checked: Callable[[Any, str], TextOrProblem] = checked_text) -> TextOrProblem:
