@@ -189,7 +189,7 @@ def test_parquet_problems_are_named(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "x.parquet"
     parquet.write_table(arrow.table({"text": ["a", None, "b"]}), path)
-    with pytest.raises(DataError, match="row 2: 'text' is NoneType"):
+    with pytest.raises(DataError, match="row 2: field 'text' is NoneType"):
         texts(path)
     assert texts(path, skip_bad=True) == ["a", "b"]
     not_utf8 = arrow.array([b"a", b"\xff"], arrow.binary()).view(arrow.string())

@@ -123,7 +123,7 @@ def latest_run(root: Path = RUNS) -> RunFolder:
     return RunFolder(found[-1].parent)
 
 
-def only_writer(path: Path) -> contextlib.AbstractContextManager[None]:
+def only_writer(path: Path) -> contextlib.AbstractContextManager[int | None]:
     """Of the run in this folder, from before its first file to its end."""
     busy = f"{path}: another process trains this run; wait until it has ended, or start one in another folder"
     return lock.only_writer(path, RunError(busy))

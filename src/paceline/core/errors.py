@@ -4,7 +4,9 @@ Any other exception is a bug of ours and keeps its traceback, but for what the s
 """
 
 import contextlib
+import importlib
 from collections.abc import Iterator
+from typing import Any
 
 
 class PacelineError(Exception):
@@ -43,3 +45,11 @@ def naming_files() -> Iterator[None]:
         if error.filename is None or error.strerror is None:  # errors of urllib have a name only
             raise
         raise PacelineError(f"{error.filename}: cannot be read or written ({error.strerror})") from error
+
+
+def optional_module(name: str, missing: PacelineError) -> Any:
+    """A module of a package that may not be installed; then `missing` is raised, which says what to install."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise missing from None

@@ -1,8 +1,8 @@
 """One process writes a folder: a run's, by its first rank, or that of data. No torch.
 
 By flock on a file of its own, since NFS wants a file opened for writing. The lock goes with the process, however that
-ends; neither commands that it starts nor forks keep it. A process that ends well removes the file. Where there are no
-locks, a second writer goes unnoticed.
+ends; neither forks keep it nor commands that it starts, but for those that are handed it. A process that ends well
+removes the file. Where there are no locks, a second writer goes unnoticed.
 """
 
 import contextlib
@@ -28,20 +28,24 @@ _held: set[int] = set()
 
 
 @contextlib.contextmanager
-def only_writer(folder: Path, busy: PacelineError) -> Iterator[None]:
-    """Raises `busy` where another process, or this one a second time, enters the block for the same folder."""
+def only_writer(folder: Path, busy: PacelineError, *, inherited: bool = False) -> Iterator[int | None]:
+    """Raises `busy` where another process, or this one a second time, enters the block for the same folder. Gives the
+    handle of the lock, which lasts as long as a command that has `inherited` it; None where there are no locks."""
     handle = _locked(folder / LOCK_FILE, busy)
     if handle is None:
-        yield
+        yield None
         return
     _close_in_forks()
     _held.add(handle)
     try:
-        yield
+        yield handle
     finally:
         if handle in _held:  # not in a fork that came this way
             _held.remove(handle)
-            _end(handle, folder / LOCK_FILE)
+            if inherited:
+                os.close(handle)
+            else:
+                _end(handle, folder / LOCK_FILE)
 
 
 @contextlib.contextmanager

@@ -35,7 +35,6 @@ RECIPE = 1
 VAL_SHARE = 0.05
 SHARED_WORDS = 13
 """Length of the run of words that makes two documents near-duplicates; the usual measure of contamination."""
-HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 
@@ -167,34 +166,21 @@ def split_documents(documents: list[str]) -> Split:
 
 
 def cluster_documents(documents: list[str]) -> list[int]:
-    """For each document the number of the first one it is linked to by shared runs of 13 words."""
-    left, right = _linked_pairs(documents)
-    lowest, before = np.arange(len(documents)), np.array([])
-    while not np.array_equal(lowest, before):
-        before, least = lowest.copy(), np.minimum(lowest[left], lowest[right])
-        np.minimum.at(lowest, left, least)
-        np.minimum.at(lowest, right, least)
-    return list(map(int, lowest))
+    """For each document the number of the first one it is linked to by shared runs of 13 words; a shorter one is a run
+    itself."""
+    linked_to = list(range(len(documents)))  # itself, or an earlier one
+    first_with: dict[tuple[str, ...], int] = {}
 
+    def first_of(number: int) -> int:
+        while linked_to[number] != number:
+            number = linked_to[number]
+        return number
 
-def _linked_pairs(documents: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of documents that share a run; enough of them to connect each cluster."""
-    numbers: dict[str, int] = {}
-    runs = [_run_hashes(text, numbers) for text in documents]
-    owners = np.repeat(np.arange(len(documents)), [len(hashes) for hashes in runs])
-    hashes = np.concatenate(runs)
-    by_hash = np.argsort(hashes, kind="stable")
-    hashes, owners = hashes[by_hash], owners[by_hash]
-    same = np.flatnonzero((hashes[1:] == hashes[:-1]) & (owners[1:] != owners[:-1]))
-    return owners[same], owners[same + 1]
-
-
-def _run_hashes(text: str, numbers: dict[str, int]) -> np.ndarray:
-    """A 64-bit hash of every run of 13 words; of the whole text if it is shorter. `numbers` numbers the words."""
-    words = re.findall(r"\w+", text.lower())
-    ids = np.array([numbers.setdefault(word, len(numbers) + 1) for word in words], dtype=np.uint64)
-    length = min(SHARED_WORDS, len(ids))
-    hashes = np.zeros(len(ids) - length + 1, dtype=np.uint64)
-    for place in range(length):
-        hashes = hashes * HASH_FACTOR + ids[place : place + len(hashes)]  # wraps at 2^64, as it should
-    return hashes
+    for number, text in enumerate(documents):
+        words = re.findall(r"\w+", text.lower())
+        for start in range(max(1, len(words) - SHARED_WORDS + 1)):
+            other = first_with.setdefault(tuple(words[start : start + SHARED_WORDS]), number)
+            if other != number:
+                earlier, later = sorted((first_of(number), first_of(other)))
+                linked_to[later] = earlier
+    return list(map(first_of, linked_to))

@@ -5,7 +5,6 @@ not UTF-8 (0xff for other encodings), so that one place, the reader of lines and
 """
 
 import codecs
-import gzip
 import io
 import itertools
 import re
@@ -15,15 +14,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import IO, Any
 
-from paceline.core.errors import ConfigError, DataError
+from paceline.core.errors import ConfigError, DataError, optional_module
 
 BLOCK_BYTES = 1 << 20
 PACKED_BYTES = 1 << 16
 """Read of a .zst file at a time: what it unpacks to is held."""
-PACKINGS = (".gz", ".bz2", ".xz", ".zst")
+UNPACKED_BY = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
+PACKINGS = (*UNPACKED_BY, ".zst")
 BAD_BYTES = re.compile("[\udc80-\udcff]+")
 """What bytes that are not text become under "surrogateescape"; no text has them."""
-REPLACEMENT = "\ufffd"
 
 
 def blocks_of(file: IO[bytes], length: int = sys.maxsize) -> Iterator[bytes]:
@@ -35,22 +34,14 @@ def blocks_of(file: IO[bytes], length: int = sys.maxsize) -> Iterator[bytes]:
 
 def unpacked(raw: IO[bytes], packing: str, place: str) -> IO[bytes]:
     """The file's content; `packing` is one of PACKINGS or empty."""
-    if packing == ".gz":
-        return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
     if packing == ".zst":
         return io.BufferedReader(_Blocks(_zstd_blocks(raw, _zstd(place))))
-    try:  # a Python may have been built without either
-        if packing == ".bz2":
-            import bz2
-
-            return bz2.BZ2File(raw)
-        if packing == ".xz":
-            import lzma
-
-            return lzma.LZMAFile(raw)
-    except ImportError as error:
-        raise DataError(f"{place}: this Python cannot read {packing} ({error}); unpack the file first") from None
-    return raw
+    if not packing:
+        return raw
+    name = UNPACKED_BY[packing]  # a Python may have been built without it
+    missing = DataError(f"{place}: this Python has no module {name} to read {packing}; unpack the file first")
+    content: IO[bytes] = optional_module(name, missing).open(raw)
+    return content
 
 
 def read_errors() -> tuple[type[Exception], ...]:
@@ -61,7 +52,7 @@ def read_errors() -> tuple[type[Exception], ...]:
 
 
 def as_utf8(file: IO[bytes], encoding: str, count_replaced: Callable[[int], None] | None) -> IO[bytes]:
-    """The file's text in UTF-8. With `count_replaced`, which is told of each run of bad bytes, they become U+FFFD."""
+    """The file's text in UTF-8. With `count_replaced`, which counts them, each run of bad bytes becomes U+FFFD."""
     if encoding == "utf-8" and count_replaced is None:
         return file
     return io.BufferedReader(_Blocks(_utf8_blocks(file, encoding, count_replaced)))
@@ -104,17 +95,17 @@ class _Blocks(io.RawIOBase):
 def _utf8_blocks(file: IO[bytes], encoding: str, count_replaced: Callable[[int], None] | None) -> Iterator[bytes]:
     codecs.register_error("paceline_mark", _mark_bad)
     decoder = codecs.getincrementaldecoder(encoding)("surrogateescape" if encoding == "utf-8" else "paceline_mark")
-
-    def replace(found: re.Match[str]) -> str:
-        assert count_replaced is not None
-        count_replaced(len(found.group()))
-        return REPLACEMENT
-
     for block in itertools.chain(blocks_of(file), [b""]):
         text = decoder.decode(block, final=not block)
         if count_replaced is not None:
-            text = BAD_BYTES.sub(replace, text)
+            text = replace_bad(text, count_replaced)
         yield text.encode("utf-8", "surrogateescape")
+
+
+def replace_bad(text: str, count: Callable[[int], None]) -> str:
+    """Each run of bad bytes as U+FFFD; `count` is told how many they were."""
+    count(sum(map(len, BAD_BYTES.findall(text))))
+    return BAD_BYTES.sub("\ufffd", text)
 
 
 def _mark_bad(error: UnicodeError) -> tuple[str, int]:
@@ -129,10 +120,8 @@ def _zstd(place: str) -> Callable[[], Any]:
     try:
         from compression import zstd  # type: ignore[import-not-found, unused-ignore]  # from Python 3.14 on
     except ImportError:
-        try:
-            import zstandard  # type: ignore[import-not-found, unused-ignore]
-        except ImportError:
-            raise DataError(f"{place}: reading .zst needs the package zstandard; pip install zstandard") from None
+        missing = DataError(f"{place}: reading .zst needs the package zstandard; pip install zstandard")
+        zstandard = optional_module("zstandard", missing)
         return lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
     return partial(zstd.ZstdDecompressor, options={zstd.DecompressionParameter.window_log_max: 31})
 

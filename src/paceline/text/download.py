@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.core.errors import ConfigError, DataError, PacelineError
+from paceline.core.errors import ConfigError, DataError, PacelineError, optional_module
 from paceline.core.files import blake2b_of, write_json
 from paceline.core.schema import from_dict, read_json, to_dict
 from paceline.core.units import human_bytes
@@ -62,7 +62,8 @@ class DownloadStatus:
 def download(config: DownloadConfig, on_progress: Callable[[DownloadStatus], None] = lambda _: None) -> Download:
     """Fetch what is missing of `config`'s data. Calling it again continues, or finds all done."""
     public, folder = PUBLIC[config.name], config.folder
-    hub = _hub()
+    absent = DataError("downloading needs huggingface-hub; pip install 'paceline[data]'")
+    hub = optional_module("huggingface_hub", absent)
     revision, listed = _listing(hub, public)
     wanted = choose(listed, public, config.shards)
     with only_writer(folder, flag=""):
@@ -142,14 +143,6 @@ def _still_there(folder: Path, wanted: list[RemoteFile]) -> list[RemoteFile]:
         return []
     kept = [file for file in wanted if file in noted and (folder / file.name).is_file()]
     return [file for file in kept if (folder / file.name).stat().st_size == file.bytes]
-
-
-def _hub() -> Any:
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise DataError("downloading needs huggingface-hub; pip install 'paceline[data]'") from None
-    return huggingface_hub
 
 
 def _endpoint() -> str | None:

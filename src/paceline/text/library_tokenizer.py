@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.errors import DataError, PacelineError
+from paceline.core.errors import DataError, PacelineError, optional_module
 from paceline.core.schema import read_json
 from paceline.data.shards import TOKEN_DTYPE
 from paceline.text.tokenizer import (
@@ -111,11 +111,8 @@ def gpt2_of(vocabulary: dict[str, int]) -> TiktokenTokenizer:
 
 
 def tiktoken_module() -> Any:
-    try:
-        import tiktoken
-    except ImportError:
-        raise PacelineError("tokenizer gpt2: the package tiktoken is missing; pip install tiktoken") from None
-    return tiktoken
+    missing = PacelineError("tokenizer gpt2: the package tiktoken is missing; pip install tiktoken")
+    return optional_module("tiktoken", missing)
 
 
 def _is_gpt2(found: Tokenizer, library: dict[str, Any]) -> bool:

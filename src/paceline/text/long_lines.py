@@ -6,28 +6,21 @@ answers are those of `sources.parse_line`.
 """
 
 import codecs
+import contextlib
 import json
 import re
 import tempfile
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from paceline.core.errors import DataError
-from paceline.text.records import (
-    NAMES_SHOWN,
-    LongTextOrProblem,
-    TextOrProblem,
-    bad_byte,
-    checked_text,
-    no_field,
-    not_utf8,
-    text_of,
-)
+from paceline.text import records
+from paceline.text.records import LongTextOrProblem, TextOrProblem
 
 LONGEST_HELD = 4096
 """Characters of a key or a number."""
 LONGEST_TEXT = 4 << 20
+"""Bytes of a text that stays in memory."""
 DECODER = json.JSONDecoder()
 SPACE = re.compile(r"[ \t\n\r]*")
 SCALAR = re.compile(r"[-+.\w]*")
@@ -37,108 +30,76 @@ IN_STRING = re.compile(
 """What can be decoded by itself: an escape is not cut in two, nor is a character that takes two of them."""
 
 
-def spool_text(blocks: Iterator[bytes], field: str) -> tuple[IO[str] | None, str | None]:
+def spool_text(blocks: Iterator[bytes], field: str) -> LongTextOrProblem:
     """The field of the line as a file at its start, or what is wrong with the line; neither of a blank line. The caller
     closes the file."""
-    spool = tempfile.TemporaryFile("w+", encoding="utf-8", newline="")  # noqa: SIM115
+    line = _Json(codecs.iterdecode(blocks, "utf-8"), records.checked_text)
     try:
-        line = _Line(codecs.iterdecode(blocks, "utf-8"))
-        is_blank = not line.peek()
-        problem = None if is_blank else line.copy(field, spool)
-        if problem is None and not is_blank:
-            spool.seek(0)
-            return spool, None
+        return line.text_of(field, alone=True) if line.peek() else (None, None)
     except UnicodeDecodeError as error:
-        problem = not_utf8(error.object[error.start])
-    except UnicodeEncodeError:
-        problem = f"field {field!r} holds half a surrogate pair, which is not text"
+        return None, records.not_utf8(error.object[error.start])
     except (ValueError, RecursionError) as error:
-        problem = f"not JSON ({error})"
-    spool.close()
-    return None, problem
+        return None, f"not JSON ({error})"
 
 
-def records(blocks: Iterator[bytes], field: str) -> Iterator[TextOrProblem | LongTextOrProblem]:
-    """The records of a .json file: of a list, or one after another. A text of LONGEST_TEXT characters or more is a
-    file, which the caller closes. Raises ValueError where it is not JSON: what follows has no known beginning."""
-    file = _Line(codecs.iterdecode(blocks, "utf-8", "surrogateescape"))
-    is_list = file.peek() == "["
-    file.at += is_list
-    spool = new_spool()
-    while file.peek() not in ("", "]"):
-        if (record := file.whole_object()) is not None:
-            yield _text_in_memory(record, field)
-        else:
-            spool.seek(0)
-            spool.truncate()
-            problem = file.copy_value(field, spool) or _problem_of(spool, field)
-            spool.seek(0)
-            text = None if problem else spool.read(LONGEST_TEXT)
-            if text is None or len(text) < LONGEST_TEXT:
-                yield text, problem
-            else:
+def json_records(blocks: Iterator[bytes], field: str) -> Iterator[TextOrProblem | LongTextOrProblem]:
+    """The records of a .json file: of a list, or one after another. The caller closes a text that is a file. Raises
+    ValueError where it is not JSON: what follows has no known beginning."""
+    file = _Json(codecs.iterdecode(blocks, "utf-8", "surrogateescape"), records.escaped_text)
+    for _ in file.elements("[", "]") if file.peek() == "[" else iter(file.peek, ""):
+        record = file.whole_object()
+        yield file.text_of(field) if record is None else records.text_of(record, field, records.escaped_text)
+    file.end()
+
+
+class _Json:
+    """Values of JSON, read from the left. A mistake is a ValueError."""
+
+    def __init__(self, blocks: Iterator[str], checked: Callable[[Any, str], TextOrProblem]) -> None:
+        self.blocks, self.checked, self.buffer, self.at = blocks, checked, "", 0
+
+    def text_of(self, field: str, *, alone: bool = False) -> LongTextOrProblem:
+        """The field of the next value, after which nothing may follow if it is `alone`."""
+        with contextlib.ExitStack() as unused:
+            spool = unused.enter_context(
+                tempfile.SpooledTemporaryFile(LONGEST_TEXT, "w+", encoding="utf-8", newline="")
+            )
+            problem = self.copy_field(field, spool)
+            if alone:
+                self.end()
+            if problem is None:
                 spool.seek(0)
-                yield spool, None
-                spool = new_spool()
-        if is_list and not file.another("]"):
-            break
-    if is_list:
-        file.expect("]")
-    if file.peek():
-        raise ValueError("more than one value")
+                unused.pop_all()
+                return spool, None
+        return None, problem
 
-
-def new_spool() -> IO[str]:
-    return tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogatepass", newline="")
-
-
-def _text_in_memory(record: dict[str, Any], field: str) -> TextOrProblem:
-    value = record.get(field)
-    bad = bad_byte(value) if isinstance(value, str) else None
-    return (None, bad) if bad else text_of(record, field)
-
-
-def _problem_of(spool: IO[str], field: str) -> str | None:
-    """What is wrong with the characters of a text."""
-    spool.seek(0)
-    for text in iter(partial(spool.read, LONGEST_TEXT), ""):
-        if problem := bad_byte(text) or checked_text(text, field)[1]:
-            return problem
-    return None
-
-
-class _Line:
-    """One value of JSON, read from the left. A mistake is a ValueError."""
-
-    def __init__(self, blocks: Iterator[str]) -> None:
-        self.blocks, self.buffer, self.at = blocks, "", 0
-
-    def copy(self, field: str, spool: IO[str]) -> str | None:
-        problem = self.copy_value(field, spool)
-        if self.peek():
-            raise ValueError("more than one value")
-        return problem
-
-    def copy_value(self, field: str, spool: IO[str]) -> str | None:
-        """The next value's `field` to the file; what is wrong. Of several with one name the last counts."""
+    def copy_field(self, field: str, spool: IO[str]) -> str | None:
+        """The next value's field to the file; what is wrong. Of several with one name the last counts."""
         if self.peek() != "{":
             self.skip()
-            return no_field(field, None)
-        problem: str | None = ""
+            return records.no_field(field, None)
+        is_there, problem = False, None
         names: dict[str, None] = {}
         for key in self.members():
-            if len(names) <= NAMES_SHOWN:
+            if len(names) <= records.NAMES_SHOWN:
                 names[key] = None
-            if key != field or self.peek() != '"':
-                kind = self.skip()
-                problem = f"field {field!r} is {kind}, not text" if key == field else problem
-                continue
-            spool.seek(0)
-            spool.truncate()
-            for part in self.string():
+            if key == field:
+                is_there, problem = True, self.copy_text(field, spool)
+            else:
+                self.skip()
+        return problem if is_there else records.no_field(field, names)
+
+    def copy_text(self, field: str, spool: IO[str]) -> str | None:
+        if self.peek() != '"':
+            return self.checked(self.skip(), field)[1]
+        spool.seek(0)
+        spool.truncate()
+        problem = None
+        for part in self.string():
+            problem = problem or self.checked(part, field)[1]
+            if problem is None:
                 _write(spool, part)
-            problem = None
-        return no_field(field, names) if problem == "" else problem
+        return problem
 
     def whole_object(self) -> dict[str, Any] | None:
         """The next value, if it is an object of which all has been read: many times faster."""
@@ -151,60 +112,50 @@ class _Line:
         self.at = end
         return value
 
-    def skip(self) -> str:
-        """Check and drop the next value; the name of its type."""
+    def skip(self) -> Any:
+        """Check and drop the next value; an empty one of its type."""
         match self.peek():
             case '"':
                 for _ in self.string():
                     pass
-                return "str"
+                return ""
             case "{":
                 for _ in self.members():
                     self.skip()
-                return "dict"
+                return {}
             case "[":
-                self.items()
-                return "list"
-        return type(json.loads(self.scalar())).__name__
+                for _ in self.elements("[", "]"):
+                    self.skip()
+                return []
+        return json.loads(self.scalar())
 
     def members(self) -> Iterator[str]:
         """Each key; its value is to be read before the next is asked for."""
-        self.expect("{")
-        while self.peek() != "}":
+        for _ in self.elements("{", "}"):
             key = ""
             for part in self.string():
                 key = (key + part)[:LONGEST_HELD]
             self.expect(":")
             yield key
-            if not self.another("}"):
-                break
-        self.expect("}")
 
-    def items(self) -> None:
-        self.expect("[")
-        while self.peek() != "]":
-            self.skip()
-            if not self.another("]"):
+    def elements(self, opening: str, closing: str) -> Iterator[str]:
+        """Before each element, which is to be read before the next is asked for, the character it begins with."""
+        self.expect(opening)
+        while (first := self.peek()) != closing:
+            yield first
+            if self.peek() != ",":
                 break
-        self.expect("]")
-
-    def another(self, end: str) -> bool:
-        """Whether a comma and a further element follow."""
-        if self.peek() != ",":
-            return False
-        self.at += 1
-        if self.peek() == end:
-            raise ValueError(f"{end!r} after a comma")
-        return True
+            self.at += 1
+            if self.peek() == closing:
+                raise ValueError(f"{closing!r} after a comma")
+        self.expect(closing)
 
     def string(self) -> Iterator[str]:
         self.expect('"')
         while True:
-            found = IN_STRING.match(self.buffer, self.at)
-            assert found is not None
-            if found.group():
-                self.at = found.end()
-                yield json.loads(f'"{found.group()}"')
+            if part := self.match(IN_STRING):
+                self.at += len(part)
+                yield json.loads(f'"{part}"')
             if self.buffer.startswith('"', self.at):
                 self.at += 1
                 return
@@ -213,29 +164,35 @@ class _Line:
 
     def scalar(self) -> str:
         while True:
-            found = SCALAR.match(self.buffer, self.at)
-            assert found is not None
-            if len(found.group()) > LONGEST_HELD:
+            word = self.match(SCALAR)
+            if len(word) > LONGEST_HELD:
                 raise ValueError(f"a number of more than {LONGEST_HELD:,} digits")
-            if found.end() < len(self.buffer) or not self.more():
-                self.at += len(found.group())
-                return found.group()
+            if self.at + len(word) < len(self.buffer) or not self.more():
+                self.at += len(word)
+                return word
 
     def expect(self, character: str) -> None:
         if self.peek() != character:
             raise ValueError(f"{character!r} is missing")
         self.at += 1
 
+    def end(self) -> None:
+        if self.peek():
+            raise ValueError("more than one value")
+
     def peek(self) -> str:
         """The next character that is not blank; empty at the end."""
         while True:
-            found = SPACE.match(self.buffer, self.at)
-            assert found is not None
-            self.at = found.end()
+            self.at += len(self.match(SPACE))
             if self.at < len(self.buffer):
                 return self.buffer[self.at]
             if not self.more():
                 return ""
+
+    def match(self, pattern: re.Pattern[str]) -> str:
+        """What fits from here on, perhaps nothing."""
+        found = pattern.match(self.buffer, self.at)
+        return found.group() if found else ""
 
     def more(self) -> bool:
         """Read a block; whether there was one."""

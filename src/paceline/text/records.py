@@ -1,18 +1,17 @@
 """Records of files and of the hub's datasets: the text of each, or what is wrong with it."""
 
-import contextlib
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from paceline.core.errors import DataError
+from paceline.core.errors import DataError, optional_module
 from paceline.text.byte_streams import BAD_BYTES
 
 HUB_PREFIX = "hf:"
-PARQUET_ROWS = 1024
+ROWS_AT_ONCE = 1024
 LONGEST_CSV_FIELD = 64 << 20
 """A quotation mark without its partner takes all that follows for one field, up to this."""
 NAMES_SHOWN = 10
@@ -35,15 +34,7 @@ def parse_line(line: bytes, field: str) -> TextOrProblem:
     return text_of(record, field)
 
 
-def text_of(record: Any, field: str) -> TextOrProblem:
-    """The field of a record of JSON."""
-    if not isinstance(record, dict) or field not in record:
-        return None, no_field(field, record)
-    return checked_text(record[field], field)
-
-
 def checked_text(value: Any, field: str) -> TextOrProblem:
-    """A field's value."""
     if not isinstance(value, str):
         return None, f"field {field!r} is {type(value).__name__}, not text"
     if not is_encodable(value):
@@ -51,8 +42,20 @@ def checked_text(value: Any, field: str) -> TextOrProblem:
     return value, None
 
 
+def escaped_text(value: Any, field: str) -> TextOrProblem:
+    """The same of one in which "surrogateescape" kept bytes."""
+    text, problem = checked_text(value, field)
+    if problem and isinstance(value, str):
+        problem = bad_byte(value) or problem
+    return text, problem
+
+
+def text_of(record: Any, field: str, checked: Callable[[Any, str], TextOrProblem] = checked_text) -> TextOrProblem:
+    is_there = isinstance(record, dict) and field in record
+    return checked(record[field], field) if is_there else (None, no_field(field, record))
+
+
 def no_field(field: str, record: Any) -> str:
-    """What is said of a record without the field."""
     if not isinstance(record, dict) or not record:
         return f"no field {field!r}"
     names = [str(name)[:40] for name in record][:NAMES_SHOWN]
@@ -80,61 +83,39 @@ def csv_rows(stream: IO[bytes], place: str, field: str) -> Iterator[TextOrProble
     column, rows = tables[mark].index(field), csv.reader(lines, delimiter=mark)
     try:
         for row in filter(None, rows):
-            value = row[column] if column < len(row) else None
-            bad = bad_byte(value or "")
-            yield (None, bad) if bad else checked_text(value, field)
+            yield escaped_text(row[column] if column < len(row) else None, field)
     except csv.Error as error:
         raise DataError(f"{place}, line {rows.line_num + 2:,}: not CSV ({error}); mend it") from None
 
 
-def parquet_batches(path: Path | None, field: str) -> Iterator[list[Any]]:
-    """The column as lists of bytes."""
-    with _arrow(path) as pyarrow:
-        file = pyarrow.parquet.ParquetFile(path)
-        _check_column(path, file.schema_arrow.names, field)
-        for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
-            yield _values(pyarrow, batch.column(0))
-
-
-def arrow_batches(path: Path | None, field: str) -> Iterator[list[Any]]:
-    """The same of an Arrow file or stream, of which the folders of Hugging Face's save_to_disk consist."""
-    with _arrow(path) as pyarrow, pyarrow.memory_map(str(path)) as source:
-        is_file = source.read(6) == b"ARROW1"
-        source.seek(0)
-        reader = (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(source)
-        _check_column(path, reader.schema.names, field)
-        for number in range(reader.num_record_batches) if is_file else iter(int, 1):
-            try:
-                batch = reader.get_batch(number) if is_file else reader.read_next_batch()
-            except StopIteration:
-                return
-            column = batch.column(reader.schema.names.index(field))
-            for start in range(0, len(column), PARQUET_ROWS):
-                yield _values(pyarrow, column.slice(start, PARQUET_ROWS))
-
-
-@contextlib.contextmanager
-def _arrow(path: Path | None) -> Iterator[Any]:
-    """pyarrow, and its errors as one line."""
+def column_values(path: Path, kind: str, field: str) -> Iterator[Any]:
+    """The values of a column of a .parquet, or of an Arrow file or stream, of which the folders of Hugging Face's
+    save_to_disk consist. Texts as bytes, because pyarrow does not look whether its strings are UTF-8."""
+    missing = DataError(f"{path}: reading .parquet and .arrow needs pyarrow; pip install 'paceline[data]'")
+    pyarrow, parquet = (optional_module(name, missing) for name in ("pyarrow", "pyarrow.parquet"))
     try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise DataError(f"{path}: reading .parquet and .arrow needs pyarrow; pip install 'paceline[data]'") from None
-    try:
-        yield pyarrow
+        with (pyarrow.OSFile if kind == "parquet" else pyarrow.memory_map)(str(path)) as source:
+            if kind == "parquet":
+                file = parquet.ParquetFile(source)
+                names, batches = file.schema_arrow.names, file.iter_batches(ROWS_AT_ONCE, columns=[field])
+            else:
+                is_file = source.read(6) == b"ARROW1"
+                source.seek(0)
+                file = (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(source)
+                names, batches = file.schema.names, file
+                if is_file:
+                    batches = map(file.get_batch, range(file.num_record_batches))
+            if field not in names:
+                raise DataError(f"{path}: no column {field!r}; it has {', '.join(names)}, {FIELD_CURE}")
+            for batch in batches:
+                column = batch.column(batch.schema.names.index(field))
+                for start in range(0, len(column), ROWS_AT_ONCE):
+                    yield from _values(pyarrow, column.slice(start, ROWS_AT_ONCE))
     except pyarrow.ArrowInvalid as error:
-        kind = path.suffix if path else "Arrow"
-        raise DataError(f"{path}: not a readable {kind} file ({error}); fetch it again") from None
-
-
-def _check_column(path: Path | None, names: list[str], field: str) -> None:
-    if field not in names:
-        raise DataError(f"{path}: no column {field!r}; it has {', '.join(names)}, {FIELD_CURE}")
+        raise DataError(f"{path}: not a readable {path.suffix} file ({error}); fetch it again") from None
 
 
 def _values(pyarrow: Any, column: Any) -> list[Any]:
-    """Texts as bytes, because pyarrow does not look whether its strings are UTF-8."""
     kinds = pyarrow.types
     if kinds.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -155,10 +136,8 @@ def parse_stream(given: str) -> tuple[str, str | None, str]:
 def hub_rows(given: str) -> Iterator[dict[str, Any]]:
     """Every row of a dataset, in its order. Whatever the network does is one line that names the dataset."""
     name, config, split = parse_stream(given)
-    try:
-        import datasets
-    except ImportError:
-        raise DataError(f"{given}: streaming needs the package datasets; pip install datasets") from None
+    missing = DataError(f"{given}: streaming needs the package datasets; pip install datasets")
+    datasets = optional_module("datasets", missing)
     try:
         yield from datasets.load_dataset(name, config, split=split, streaming=True)
     except Exception as error:  # of datasets, fsspec or one of three HTTP libraries

@@ -8,13 +8,14 @@ reads those before its stopping place again; for all of a large dataset `data do
 """
 
 import codecs
+import dataclasses
 import itertools
 import re
 import sys
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Literal
@@ -22,34 +23,11 @@ from typing import IO, Literal
 import numpy as np
 
 from paceline.core.errors import DataError
-from paceline.text import token_files
-from paceline.text.byte_streams import (
-    BAD_BYTES,
-    BLOCK_BYTES,
-    PACKINGS,
-    REPLACEMENT,
-    as_utf8,
-    blocks_of,
-    read_errors,
-    unpacked,
-)
-from paceline.text.long_lines import records, spool_text
+from paceline.text import records, token_files
+from paceline.text.byte_streams import BLOCK_BYTES, PACKINGS, as_utf8, blocks_of, read_errors, replace_bad, unpacked
+from paceline.text.long_lines import json_records, spool_text
 from paceline.text.manifest import FILE_NAME, TokenizerEntry, ValSplit
-from paceline.text.records import (
-    FIELD_CURE,
-    HUB_PREFIX,
-    LongTextOrProblem,
-    TextOrProblem,
-    arrow_batches,
-    bad_byte,
-    checked_text,
-    csv_rows,
-    hub_rows,
-    not_utf8,
-    parquet_batches,
-    parse_line,
-    parse_stream,
-)
+from paceline.text.records import LongTextOrProblem, TextOrProblem
 from paceline.text.separator import split_documents
 from paceline.text.split import Side, Sides, cut_in_line, split_number
 from paceline.text.tokenizer import FILE_NAME as TOKENIZER_FILE
@@ -124,8 +102,8 @@ def find_sources(inputs: Sequence[str], stdin_format: str, *, ids: bool = False,
         if given == STANDARD_INPUT:
             kind = "txt" if stdin_format == "text" else "jsonl"
             sources.append(Source(path=None, name="standard input", kind=kind, bytes=0))
-        elif given.startswith(HUB_PREFIX):
-            parse_stream(given)
+        elif given.startswith(records.HUB_PREFIX):
+            records.parse_stream(given)
             sources.append(Source(path=None, name=given, kind="hf", bytes=0))
         elif Path(given).is_dir():
             sources += _search_folder(Path(given), ids=ids, old=old)
@@ -246,22 +224,18 @@ class Losses:
     """Where the first was, and what was wrong."""
 
 
+@dataclass
 class Reader:
     """Reads sources, stops at bad text, or leaves it out and counts it, and knows how far it has come."""
 
-    def __init__(
-        self,
-        field: str,
-        *,
-        bad: BadText = "error",
-        encoding: str = "utf-8",
-        separator: re.Pattern[str] | None = None,
-        tokenizer: TokenizerEntry | None = None,
-    ) -> None:
-        """`tokenizer`: of token ids, if those are the input."""
-        self.field, self.bad, self.encoding, self.separator, self.tokenizer = field, bad, encoding, separator, tokenizer
-        self.lost = Losses()
-        self.bytes_read = 0  # of the input files, for the progress bar
+    field: str
+    _: KW_ONLY
+    bad: BadText = "error"
+    encoding: str = "utf-8"
+    separator: re.Pattern[str] | None = None
+    tokenizer: TokenizerEntry | None = None  # of token ids, if those are the input
+    lost: Losses = dataclasses.field(default_factory=Losses)
+    bytes_read: int = 0  # of the input files, for the progress bar
 
     def pieces(self, sources: Iterable[Source], split: ValSplit) -> Generator[Piece]:
         """Every document as pieces; its side is chosen by the hash of the first."""
@@ -326,7 +300,7 @@ class Reader:
                 yield [text]
             elif text is not None:
                 with text:
-                    yield _blocks_of(text)
+                    yield iter(partial(text.read, PIECE_CHARS), "")
             elif problem is not None:
                 unit = "line" if source.kind == "jsonl" else "row" if source.kind != "json" else "record"
                 self._leave_out(f"{source.place}, {unit} {number:,}: {problem}")
@@ -338,7 +312,8 @@ class Reader:
         if is_encoding and self.encoding != "utf-8":
             problem = f"{problem[: problem.rindex(': byte ')]}: not {self.encoding}"
         if self.bad in ("error", "replace"):
-            cure = f"; {TEXT_CURE}" if is_encoding else CURE if problem.endswith(FIELD_CURE) else f"; mend it{CURE}"
+            mend = "" if problem.endswith(records.FIELD_CURE) else "; mend it"
+            cure = f"; {TEXT_CURE}" if is_encoding else f"{mend}{CURE}"
             raise DataError(f"{problem}{cure}")
         self.lost.first = self.lost.first or problem
 
@@ -375,7 +350,7 @@ class Reader:
                     text = decoder.decode(block, final=not block)
                 except UnicodeDecodeError as error:
                     line += error.object[: error.start].count(b"\n")
-                    self._leave_out(f"{source.place}, line {line:,}: {not_utf8(error.object[error.start])}")
+                    self._leave_out(f"{source.place}, line {line:,}: {records.not_utf8(error.object[error.start])}")
                     raise
                 line += block.count(b"\n")
                 if by_line:
@@ -386,11 +361,11 @@ class Reader:
                 yield text
 
     def _good_lines(self, text: str, source: Source) -> str:
-        if not BAD_BYTES.search(text):
+        if records.is_encodable(text):
             return text
         kept = []
         for line in LINE.findall(text):
-            if problem := bad_byte(line):
+            if problem := records.bad_byte(line):
                 self._leave_out(f"{source.place}: {problem}")
                 self.lost.lines += 1
                 self.lost.line_bytes += len(line.encode("utf-8", "surrogateescape"))
@@ -400,7 +375,7 @@ class Reader:
 
     def _records(self, source: Source) -> Iterator[TextOrProblem | LongTextOrProblem]:
         """Of .jsonl, .json and .csv."""
-        read = {"json": self._json, "csv": csv_rows}.get(source.kind, self._jsonl_lines)
+        read = {"json": self._json, "csv": records.csv_rows}.get(source.kind, self._jsonl_lines)
         with _open(source) as raw:
             before = self.bytes_read
             for record in read(self._content(raw, source), source.place, self.field):
@@ -411,7 +386,7 @@ class Reader:
     def _jsonl_lines(self, lines: IO[bytes], place: str, field: str) -> Iterator[TextOrProblem | LongTextOrProblem]:
         while line := lines.readline(LONG_LINE_BYTES):
             if len(line) < LONG_LINE_BYTES:
-                yield parse_line(line, field)
+                yield records.parse_line(line, field)
             else:
                 blocks = _rest_of_line(lines, line)
                 yield spool_text(blocks, field)
@@ -419,32 +394,25 @@ class Reader:
 
     def _json(self, file: IO[bytes], place: str, field: str) -> Iterator[TextOrProblem | LongTextOrProblem]:
         try:
-            yield from records(blocks_of(file), field)
+            yield from json_records(blocks_of(file), field)
         except (ValueError, RecursionError) as error:
             raise DataError(
                 f"{place}: not JSON ({error}); mend it, since what follows has no known beginning"
             ) from None
 
     def _columns(self, source: Source) -> Iterator[TextOrProblem]:
-        batches = parquet_batches if source.kind == "parquet" else arrow_batches
-        for value in itertools.chain.from_iterable(batches(source.path, self.field)):
-            try:
-                yield value.decode(), None
-            except UnicodeDecodeError as error:
-                if self.bad == "replace":
-                    text = value.decode(errors="surrogateescape")
-                    self._count_replaced(sum(map(len, BAD_BYTES.findall(text))))
-                    yield BAD_BYTES.sub(REPLACEMENT, text), None
-                else:
-                    yield None, not_utf8(error.object[error.start])
-            except AttributeError:
-                yield None, f"{self.field!r} is {type(value).__name__}, not text"
+        assert source.path is not None
+        for value in records.column_values(source.path, source.kind, self.field):
+            text = value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
+            if self.bad == "replace" and isinstance(text, str):
+                text = replace_bad(text, self._count_replaced)
+            yield records.escaped_text(text, self.field)
 
     def _hub_rows(self, source: Source) -> Iterator[TextOrProblem]:
-        for row in hub_rows(source.name):
+        for row in records.hub_rows(source.name):
             if self.field not in row:
                 raise DataError(f"{source.name}: no column {self.field!r}; there are {', '.join(row)}; see --field")
-            text, problem = checked_text(row[self.field], self.field)
+            text, problem = records.checked_text(row[self.field], self.field)
             self.bytes_read += len(text or "")
             yield text, problem
 
@@ -487,10 +455,6 @@ def _rest_of_line(lines: IO[bytes], block: bytes) -> Iterator[bytes]:
     while block:
         yield block
         block = b"" if block.endswith(b"\n") else lines.readline(BLOCK_BYTES)
-
-
-def _blocks_of(text: IO[str]) -> Iterator[str]:
-    return iter(partial(text.read, PIECE_CHARS), "")
 
 
 CURE = ", or leave such records out with --skip-bad"

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -19,19 +19,13 @@ from rich.console import Console
 from paceline.analysis.ablation import Ablation, write_ablation
 from paceline.core.environment import environment, usable_cores
 from paceline.core.errors import ConfigError, UserError
+from paceline.core.lock import only_writer
 from paceline.lab.ablate.ablation_text import Progress, show_plan
 from paceline.lab.ablate.arms import Plan, keep_plan
 from paceline.lab.ablate.effects import conclude
 from paceline.lab.ablate.outcomes import outcomes
 from paceline.lab.ablate.schedule import Child, Launch, Series, carry_out
 from paceline.settings.run import RunConfig
-
-try:
-    import fcntl
-except ImportError:  # Windows: no lock
-    fcntl = None  # type: ignore[assignment]
-
-LOCK_FILE = ".lock"
 
 
 def device_of(config: RunConfig) -> str:
@@ -126,18 +120,8 @@ def local_launch(*, gpus: Sequence[str], jobs: int, lock: int | None) -> Launch:
     return launch
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[int | None]:
+def locked(folder: Path) -> contextlib.AbstractContextManager[int | None]:
     """Nobody else works in this folder while the block runs, nor while a child lives that inherited the lock."""
     folder.mkdir(parents=True, exist_ok=True)
-    if fcntl is None:
-        yield None
-        return
-    with open(folder / LOCK_FILE, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(
-                f"--out {folder}: another command, or a run that it started, is at work there; wait until it has ended"
-            ) from None
-        yield file.fileno()
+    busy = f"--out {folder}: another command, or a run that it started, is at work there; wait until it has ended"
+    return only_writer(folder, UserError(busy), inherited=True)
