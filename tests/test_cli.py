@@ -159,10 +159,6 @@ def nothing_trains(monkeypatch: pytest.MonkeyPatch) -> None:
         (("train", "demo", "--optim.clip-norm", "nan"), ("--optim.clip-norm nan must be positive",)),
         (("train", "demo", "--model.attention-branch-scale", "nan"), ("--model.attention-branch-scale nan",)),
         (("sample", "--temperature", "nan"), ("--temperature nan must be a number from 0 on",)),
-        (
-            ("train", "demo", "--lm-head.backend", "reference", "--lm-head.chunk-tokens", "64"),
-            ("--lm-head.chunk-tokens 64 is of no use to --lm-head.backend reference",),
-        ),
         (("train", "demo", "--data.tokenizer", "klingon"), ("--data.tokenizer klingon", "bpe-N")),
         (("train", "demo", "--evaluate.every", "0"), ("--evaluate.every 0 must be at least 1",)),
         (("train", "demo", "--checkpoint.keep", "0"), ("--checkpoint.keep 0 must be at least 2",)),

@@ -1,19 +1,21 @@
 """Back ends: which one `auto` takes and why, that a named one is used or refused, and that an entry is all it takes to
 add one."""
 
+import ast
 import importlib
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 
+import paceline
 from model.small import random_tokens, shaken, small, windows
-from paceline.backends.registry import FLAGS, OPERATIONS, Backend, Operation, Request, backends, choose, find
+from paceline.backends.registry import FLAGS, OPERATIONS, Backend, Operation, Request, backends, choose, find, suited
 from paceline.commands.doctor import as_text, diagnose
 from paceline.core import probe
 from paceline.core.errors import ConfigError
@@ -187,6 +189,7 @@ WHY_NOT: list[tuple[Operation, str, Request, str]] = [
     ("mlp", "fused", on_gpu(small("r18-softcap", head_dim=2)), "--model.width 12 is not a multiple of 8"),
     ("mlp", "fused", on_gpu(replace(R18, layer_overrides=NARROW)), "layer 3 is 100 wide"),
     ("lm_head", "fused", on_gpu(compute="fp32"), "it computes in bf16, not fp32"),
+    ("lm_head", "reference", on_gpu(lm_head_chunk_tokens=64), "--lm-head.chunk-tokens 64 is of no use"),
     ("orthogonalise", "fused", on_gpu(compute="fp32"), "it computes in bf16, not fp32"),
 ]  # fmt: skip
 
@@ -222,6 +225,57 @@ def test_a_name_that_nobody_has_is_refused_with_those_that_there_are(operation: 
         choose(operation, "abacus", on_cpu())
     names = ", ".join(backend.name for backend in backends(operation))
     assert str(refused.value) == f"{FLAGS[operation]} abacus: no such back end; there are auto, {names}"
+
+
+def test_outside_of_the_registry_nothing_compares_names_of_back_ends() -> None:
+    """`config.qkv` is how a model keeps its projections, and `fused` one of its values."""
+    names = {backend.name for operation in OPERATIONS for backend in backends(operation)}
+    source, found = Path(paceline.__file__).parent, []
+    for path in source.rglob("*.py"):
+        if path.parent.name == "backends":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Compare(left=left, comparators=[right]) if not ast.unparse(left).endswith("config.qkv"):
+                    compared: list[ast.AST] = [left, right]
+                case ast.Subscript(value=table, slice=key) if ast.unparse(table) != "Literal":
+                    compared = [key]
+                case ast.MatchValue(value=value):
+                    compared = [value]
+                case _:
+                    continue
+            constants = {each.value for part in compared for each in ast.walk(part) if isinstance(each, ast.Constant)}
+            found += [f"{path.relative_to(source)}:{node.lineno} {ast.unparse(node)}"] if constants & names else []
+    assert not found
+
+
+# ---- elsewhere
+
+
+@pytest.mark.parametrize(
+    ("capability", "custom_kernels", "compute", "expected"),
+    [
+        (9, True, "bf16", {"attention": "ranges", "qkv": "fused", "mlp": "fused", "lm_head": "fused"}),
+        (8, True, "bf16", {"attention": "ranges", "qkv": "reference", "mlp": "reference", "lm_head": "reference"}),
+        (9, False, "bf16", {"attention": "flex", "qkv": "reference", "mlp": "reference", "lm_head": "reference"}),
+        (9, True, "fp32", {"attention": "flex", "qkv": "reference", "mlp": "reference", "lm_head": "reference"}),
+    ],
+)
+def test_what_a_gpu_elsewhere_would_take_is_known_here(
+    capability: int, custom_kernels: bool, compute: Literal["bf16", "fp32"], expected: dict[Operation, str]
+) -> None:
+    """No GPU is here, and none is asked."""
+    request = replace(on_gpu(compute=compute), custom_kernels=custom_kernels)
+    assert {operation: suited(operation, request, capability).name for operation in expected} == expected
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(("operation", "name", "request_", "why"), WHY_NOT, ids=[f"{w[1]}: {w[3]}" for w in WHY_NOT])
+def test_what_is_against_a_back_end_elsewhere_is_what_is_against_it_here(
+    operation: Operation, name: str, request_: Request, why: str
+) -> None:
+    if "deterministic" not in why:
+        assert find(operation, name).misfit(request_) == find(operation, name).why_not(request_)
 
 
 def test_importing_the_back_ends_does_not_import_torch() -> None:

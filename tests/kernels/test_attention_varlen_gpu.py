@@ -19,8 +19,8 @@ pytestmark = [
 TOLERANCE = 1e-2  # bf16 operands: 2e-3 to 5e-3
 
 
-def need(library: str) -> None:
-    verdict = varlen_attention("cuda") if library == "varlen" else flash_attention_3("cuda")
+def need(version: int) -> None:
+    verdict = varlen_attention("cuda") if version == 2 else flash_attention_3("cuda")
     if not verdict.usable:
         pytest.skip(verdict.reason)
 
@@ -54,7 +54,7 @@ def compare(found: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
         assert relative_error(values, exact[name]) < TOLERANCE, name
 
 
-@pytest.mark.parametrize("library", ["varlen", "fa3"])
+@pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize(
     ("unit", "window", "documents"),
@@ -62,24 +62,24 @@ def compare(found: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
 )
 @pytest.mark.parametrize("joined", [True, False])
 def test_values_and_gradients_are_those_of_the_mask(
-    library: str, width: int, unit: str, window: int, documents: bool, joined: bool
+    version: int, width: int, unit: str, window: int, documents: bool, joined: bool
 ) -> None:
     """Two sequences, grouped heads."""
-    need(library)
+    need(version)
     config = config_of(unit, documents=documents, heads=4, kv_heads=2, width=width)
     ids = documents_of(2, 4096, "cuda", mean_tokens=150) if documents else None
     qkv, grad = qkv_of(2, 4096, 4, 2, width, torch.bfloat16, "cuda", joined=joined)
     on_host = window_tensor([window], torch.device("cpu"))
-    y = plan_packed(library)(config, ids, 4096, on_host)(config.layers[0], *qkv)
+    y = plan_packed(version)(config, ids, 4096, on_host)(config.layers[0], *qkv)
     compare(results(y, qkv, grad), judge(config, ids, window, qkv, grad))
 
 
-@pytest.mark.parametrize("library", ["varlen", "fa3"])
-def test_a_growing_window_on_the_host_compiles_once_and_makes_nobody_wait(library: str) -> None:
-    need(library)
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_growing_window_on_the_host_compiles_once_and_makes_nobody_wait(version: int) -> None:
+    need(version)
     config, tokens = config_of("tokens", documents=True, heads=6, kv_heads=6, width=128), 65_536
     qkv, grad = qkv_of(1, tokens, 6, 6, 128, torch.bfloat16, "cuda", joined=True)
-    window, plan = window_tensor([64], torch.device("cpu")), plan_packed(library)
+    window, plan = window_tensor([64], torch.device("cpu")), plan_packed(version)
 
     def attend(ids: Tensor, window: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return plan(config, ids, tokens, window)(config.layers[0], q, k, v)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.backends import lm_head
 from paceline.backends.registry import Chosen
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.core.errors import ConfigError, PacelineError
@@ -87,6 +88,21 @@ def test_the_plans_of_record_18_are_ordered_by_what_they_cost() -> None:
 def test_short_sequences_go_down_to_one_before_anything_is_computed_again() -> None:
     sizes = [plan.micro_tokens for plan in memory_plans(planned(preset("r05-modern-arch"), OLDER))]
     assert sizes == [65_536, 32_768, 16_384, 8_192, 4_096, 2_048, 1_024, 1_024]
+
+
+def test_heads_are_known_by_what_they_do_and_not_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    def described(having: Chosen) -> list[str]:
+        return [str(plan) for plan in memory_plans(planned(preset("r18-softcap"), having))]
+
+    usual = [described(having) for having in (HOPPER, OLDER)]
+    renamed = tuple(replace(head, name=f"{head.name}-2") for head in lm_head.BACKENDS)
+    monkeypatch.setattr(lm_head, "BACKENDS", renamed)
+    other = [
+        chosen(*names, f"{head}-2")
+        for *names, head in (("ranges", "fused", "fused", "fused"), ("flex", "reference", "reference", "reference"))
+    ]
+    found = [described(having) for having in other]
+    assert found == [[plan.replace(" lm_head", "-2 lm_head") for plan in plans] for plans in usual]
 
 
 @pytest.mark.parametrize("world", [1, 2, 8])

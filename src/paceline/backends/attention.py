@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from itertools import pairwise
 
-from paceline.backends.registry import Backend, Kept, Request, imported
+from paceline.backends.registry import Backend, Kept, Request, after_probe, imported
 from paceline.core import probe
 from paceline.core.units import BLOCK_TOKENS, round_up
 from paceline.settings.model import ModelConfig
 
 FP32 = 4
+FLEX_HEAD_DIM = 16
+"""FlexAttention's narrowest head."""
 CHUNK_TOKENS, DENSE_LIMIT_TOKENS = 512, 4_096
 """As in model/attention.py, which imports torch; a test holds them together."""
 
@@ -31,10 +33,7 @@ def _ranges_misfit(request: Request) -> str | None:
     return None
 
 
-def _ranges_why_not(request: Request) -> str | None:
-    verdict = probe.ranges_attention(request.device)
-    if not verdict.usable:
-        return verdict.reason
+def _ranges_against(request: Request) -> str | None:
     if (misfit := _ranges_misfit(request)) is not None or probe.own_kernels(request.device).usable:
         return misfit
     from paceline.backends.ranges import failed_trial
@@ -42,9 +41,14 @@ def _ranges_why_not(request: Request) -> str | None:
     return failed_trial(max(shape.qk_dim for shape in request.model.attending))
 
 
+def _flex_misfit(request: Request) -> str | None:
+    narrow = [s.qk_dim for s in request.model.attending if s.qk_dim < FLEX_HEAD_DIM]
+    return f"FlexAttention has no kernel for --model.head-dim {min(narrow)}, below {FLEX_HEAD_DIM}" if narrow else None
+
+
 def _flex_why_not(request: Request) -> str | None:
-    verdict = probe.flex_attention(request.device, min((s.qk_dim for s in request.model.attending), default=128))
-    return None if verdict.usable else verdict.reason
+    verdict = probe.flex_attention(request.device)
+    return _flex_misfit(request) or (None if verdict.usable else verdict.reason)
 
 
 def _flex_pays_not(request: Request) -> str | None:
@@ -56,9 +60,7 @@ def _reference_reason(request: Request) -> str:
     return _flex_why_not(request) or _flex_pays_not(request) or "plain PyTorch"
 
 
-def _packed_why_not(request: Request, verdict: probe.Verdict) -> str | None:
-    if not verdict.usable:
-        return verdict.reason
+def _packed_misfit(request: Request) -> str | None:
     if request.model.window.unit in ("blocks", "tokens_in_blocks"):
         return f"it counts a window in tokens from the query back, not --model.window.unit {request.model.window.unit}"
     if (misfit := _ranges_misfit(request)) is not None:
@@ -100,13 +102,15 @@ def _reference_copies(at: Kept) -> tuple[float, float, float]:
     return keys, overlap, 1.0
 
 
-def _packed(library: str, probed: Callable[[Request], probe.Verdict]) -> Backend:
-    """FlashAttention over packed documents."""
+def _packed(name: str, version: int, probed: Callable[[str], probe.Verdict], capability: int | None = None) -> Backend:
+    """FlashAttention of a version over packed documents."""
     plan_packed = imported("backends.attention_plans", "plan_packed")
     return Backend(
-        name=library,
-        build=lambda request: plan_packed(request)(library),
-        why_not=lambda request: _packed_why_not(request, probed(request)),
+        name=name,
+        build=lambda request: plan_packed(request)(version),
+        why_not=after_probe(probed, _packed_misfit),
+        misfit=_packed_misfit,
+        capability=capability,
         kept=_flash_kept,
         automatic=False,
         windows_on_host=True,
@@ -117,7 +121,8 @@ BACKENDS = (
     Backend(
         name="ranges",
         build=imported("backends.attention_plans", "plan_ranges"),
-        why_not=_ranges_why_not,
+        why_not=after_probe(lambda device: probe.ranges_attention(device), _ranges_against),
+        misfit=_ranges_misfit,
         reason=lambda request: f"our kernel; {probe.ranges_attention(request.device).reason}",
         kept=_flash_kept,
         custom=True,
@@ -126,12 +131,13 @@ BACKENDS = (
         name="flex",
         build=imported("backends.attention_plans", "plan_flex"),
         why_not=_flex_why_not,
+        misfit=_flex_misfit,
         pays_not=_flex_pays_not,
         reason=lambda _: "FlexAttention, compiled",
         kept=_flash_kept,
     ),
-    _packed("varlen", lambda request: probe.varlen_attention(request.device)),
-    _packed("fa3", lambda request: probe.flash_attention_3(request.device)),
+    _packed("varlen", 2, lambda device: probe.varlen_attention(device)),
+    _packed("fa3", 3, lambda device: probe.flash_attention_3(device), probe.HOPPER),
     Backend(
         name="reference",
         build=imported("model.attention", "plan_reference"),

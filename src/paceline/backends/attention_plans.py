@@ -62,8 +62,8 @@ def plan_ranges(config: ModelConfig, documents_BT: Tensor | None, tokens: int, w
     return OverRanges(found)
 
 
-def plan_packed(library: str) -> Plan:
-    """FlashAttention of a library, each document a segment."""
+def plan_packed(version: int) -> Plan:
+    """FlashAttention of a version, each document a segment."""
     from paceline.kernels.attention_varlen import attend_packed, segment_starts, sequence_starts
 
     def plan(config: ModelConfig, documents_BT: Tensor | None, tokens: int, windows: Tensor) -> Attend:
@@ -75,7 +75,7 @@ def plan_packed(library: str) -> Plan:
 
             def attend(layer: LayerConfig, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 segments = sequence_starts(q.size(0), tokens, q.device) if starts is None else starts
-                return attend_packed(q, k, v, segments, limit, scale=attention_of(layer).scale, library=library)
+                return attend_packed(q, k, v, segments, limit, scale=attention_of(layer).scale, version=version)
 
             return attend
 

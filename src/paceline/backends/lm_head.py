@@ -10,8 +10,11 @@ FUSED_CHUNK_TOKENS = 16_384
 """As in kernels/head_loss_fused.py."""
 CHUNK_LOGITS, MIN_CHUNK_TOKENS = 1 << 19, 256
 """As in kernels/head_loss.py; a test holds them together."""
-SHORT_CHUNKS = {"chunked": 1_024, "fused": 2_048}
-"""Tokens of a chunk where memory is short: 0.7 and 0.2 GiB at 50,304 rows."""
+
+
+def in_chunks() -> Backend:
+    """The one by chunks that works everywhere."""
+    return next(backend for backend in BACKENDS if backend.short_chunk_tokens and not backend.custom)
 
 
 def _by_chunks(module: str, name: str) -> Callable[[Request], Any]:
@@ -34,6 +37,11 @@ def _chunked_reason(request: Request) -> str:
 
 def _chunks_pay_not(request: Request) -> str | None:
     return "the compiler fuses cap and loss" if request.compiled and request.lm_head_chunk_tokens is None else None
+
+
+def _chunks_without_use(request: Request) -> str | None:
+    chunk = request.lm_head_chunk_tokens
+    return None if chunk is None else f"it holds all logits, so --lm-head.chunk-tokens {chunk} is of no use"
 
 
 def _tokens(at: Kept) -> int:
@@ -82,7 +90,12 @@ def _fused_beyond(at: Kept) -> float:
 
 
 BACKENDS = (
-    custom_backend(_by_chunks("kernels.head_loss_fused", "head_loss_fused"), kept=_fused_kept, beyond=_fused_beyond),
+    custom_backend(
+        _by_chunks("kernels.head_loss_fused", "head_loss_fused"),
+        kept=_fused_kept,
+        beyond=_fused_beyond,
+        short_chunk_tokens=2_048,  # 0.2 GiB of logits at 50,304 rows
+    ),
     Backend(
         name="chunked",
         build=_by_chunks("kernels.head_loss", "head_loss_chunked"),
@@ -90,10 +103,13 @@ BACKENDS = (
         reason=_chunked_reason,
         kept=_cast,
         beyond=_chunked_beyond,
+        short_chunk_tokens=1_024,  # 0.7 GiB, in fp32 and more than once
     ),
     Backend(
         name="reference",
         build=imported("model.loss", "head_loss"),
+        why_not=_chunks_without_use,
+        misfit=_chunks_without_use,
         reason=lambda _: "the compiler fuses cap and loss",
         kept=_reference_kept,
         beyond=_reference_beyond,

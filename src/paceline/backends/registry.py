@@ -84,6 +84,10 @@ class Backend:
     """What the model or the optimizer is given; imports what it needs."""
     why_not: Callable[[Request], str | None] = nothing
     """Why it cannot be used; None: it can."""
+    misfit: Callable[[Request], str | None] = nothing
+    """The part of that which asks no machine, for plans of runs elsewhere: what it does not know."""
+    capability: int | None = None
+    """Major capability of the only GPUs that it works on; None: any."""
     pays_not: Callable[[Request], str | None] = nothing
     """Why `auto` passes it over, although it can be used by name."""
     reason: Callable[[Request], str] = lambda _: "plain PyTorch"
@@ -92,8 +96,10 @@ class Backend:
     """Bytes of one token that its backward pass needs; of `lm_head`, of all tokens of a micro-batch."""
     beyond: Callable[[Kept], float] = no_bytes
     """Of `lm_head`: bytes that exist beyond these at the fullest moment."""
+    short_chunk_tokens: int | None = None
+    """Of `lm_head`: tokens of a chunk where memory is short; None: the logits of all tokens exist at once."""
     custom: bool = False
-    """A kernel of our own, which --train.no-custom-kernels keeps `auto` from taking."""
+    """A kernel of our own, which --train.no-custom-kernels keeps `auto` from taking; opaque to the compiler."""
     automatic: bool = True
     """Whether `auto` takes it at all."""
     windows_on_host: bool = False
@@ -105,26 +111,41 @@ def imported(module: str, name: str) -> Callable[[Request], Any]:
     return lambda _: getattr(importlib.import_module(f"paceline.{module}"), name)
 
 
-def custom_backend(
-    build: Callable[[Request], Any], misfit: Callable[[Request], str | None] = nothing,
-    *, kept: Callable[[Kept], float] = no_bytes, beyond: Callable[[Kept], float] = no_bytes,
-) -> Backend:  # fmt: skip
-    """`fused`, by kernels of our own, where these can be used and `misfit` knows nothing against the model."""
+def after_probe(
+    probed: Callable[[str], probe.Verdict], against: Callable[[Request], str | None]
+) -> Callable[[Request], str | None]:
+    """A `why_not`: what is missing on the device, or else what is `against` the request."""
 
     def why_not(request: Request) -> str | None:
-        verdict = probe.own_kernels(request.device)
-        if not verdict.usable:
-            return verdict.reason
+        verdict = probed(request.device)
+        return against(request) if verdict.usable else verdict.reason
+
+    return why_not
+
+
+def custom_backend(
+    build: Callable[[Request], Any], unknown: Callable[[Request], str | None] = nothing, **fields: Any
+) -> Backend:
+    """`fused`, by kernels of our own, where these can be used and know the model, of which `unknown` says what they do
+    not."""
+
+    def misfit(request: Request) -> str | None:
         if request.compute != "bf16":
             return f"it computes in bf16, not {request.compute}"
         if request.matmul != "reference":
             return f"single products are computed by {request.matmul}"
-        return misfit(request)
+        return unknown(request)
 
-    def reason(request: Request) -> str:
-        return f"our kernel; {probe.own_kernels(request.device).reason}"
-
-    return Backend(name="fused", build=build, why_not=why_not, reason=reason, kept=kept, beyond=beyond, custom=True)
+    return Backend(
+        name="fused",
+        build=build,
+        why_not=after_probe(lambda device: probe.own_kernels(device), misfit),
+        misfit=misfit,
+        capability=probe.HOPPER,
+        reason=lambda request: f"our kernel; {probe.own_kernels(request.device).reason}",
+        custom=True,
+        **fields,
+    )
 
 
 def backends(operation: Operation) -> tuple[Backend, ...]:
@@ -158,9 +179,19 @@ def choose(operation: Operation, requested: str, request: Request) -> Choice:
 
 def judged(operation: Operation, request: Request) -> Iterator[tuple[Backend, str | None]]:
     """Those that `auto` considers, each with what is against it."""
-    for backend in backends(operation):
-        if backend.automatic and (request.custom_kernels or not backend.custom):
-            yield backend, backend.why_not(request) or backend.pays_not(request)
+    for backend in _considered(operation, request):
+        yield backend, backend.why_not(request) or backend.pays_not(request)
+
+
+def suited(operation: Operation, request: Request, capability: int) -> Backend:
+    """What `auto` takes where there is a GPU of this major capability, with all libraries. Asks no machine."""
+    fitting = (each for each in _considered(operation, request) if each.capability in (None, capability))
+    return next(each for each in fitting if each.misfit(request) is None and each.pays_not(request) is None)
+
+
+def _considered(operation: Operation, request: Request) -> list[Backend]:
+    found = (each for each in backends(operation) if each.automatic)
+    return [each for each in found if request.custom_kernels or not each.custom]
 
 
 @dataclass(frozen=True)

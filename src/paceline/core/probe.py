@@ -33,8 +33,6 @@ TRIALS = "probe.json"
 """Exit codes of trials, in the cache folder."""
 BF16_CAPABILITY = (8, 0)
 """NVIDIA's Ampere: the first with bf16 products in hardware."""
-FLEX_HEAD_DIM = 16
-"""FlexAttention's narrowest head."""
 HOPPER = 9
 """Major capability. Our kernels drive its copy engine and matrix units, of which later GPUs have others, and
 FlashAttention 3 is written for nothing later."""
@@ -159,11 +157,8 @@ def compiler(device: str) -> Verdict:
     return Verdict(name="torch.compile", usable=found is not None, reason=reason)
 
 
-def flex_attention(device: str, head_dim: int = 128) -> Verdict:
-    """FlexAttention, compiled. It has no backward pass on a CPU and no kernel for narrow heads."""
-    if head_dim < FLEX_HEAD_DIM:
-        reason = f"FlexAttention has no kernel for --model.head-dim {head_dim}, below {FLEX_HEAD_DIM}"
-        return Verdict(name="flex", usable=False, reason=reason)
+def flex_attention(device: str) -> Verdict:
+    """FlexAttention, compiled. It has no backward pass on a CPU."""
     if not device.startswith("cuda"):
         return Verdict(name="flex", usable=False, reason="FlexAttention has no backward pass on a CPU")
     compiles = compiler(device)
@@ -217,7 +212,7 @@ def _load_fa3(library: str | None) -> str | None:
 def own_kernels(device: str) -> Verdict:
     """Our kernels, in Triton and Gluon. They are for Hopper and were tuned on an H200; other GPUs take the twins."""
     verdict = replace(ranges_attention(device), name="fused")
-    if not verdict.usable or verdict.reason.startswith(f"capability {HOPPER}."):
+    if not verdict.usable or _capability()[0][0] == HOPPER:
         return verdict
     return replace(verdict, usable=False, reason=f"{verdict.reason}; our kernels besides attention are for {HOPPER}.0")
 

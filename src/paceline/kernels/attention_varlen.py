@@ -1,4 +1,4 @@
-"""Attention within segments that lie end to end, by FlashAttention: version 2 in PyTorch (`varlen`), or 3 (`fa3`).
+"""Attention within segments that lie end to end, by FlashAttention: version 2, in PyTorch, or 3.
 
 Query q sees the keys of its own segment from q - window + 1 to q; the plain twin is `attend_dense` under that mask.
 Both libraries take the window as a number when they launch. So it comes as a 0-D tensor on the host, where reading it
@@ -23,11 +23,11 @@ LEAST_PLACES = 512
 
 
 def attend_packed(
-    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, window: Tensor | None, *, scale: float, library: str
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, window: Tensor | None, *, scale: float, version: int
 ) -> Tensor:
     """q (B, T, H, D), k and v (B, T, H_kv, D), in half precision -> (B, T, H, D). `starts` as of `segment_starts`, none
-    longer than T; window 0-D, best on the host, None for no limit; library `varlen` or `fa3`, which must be loaded."""
-    out: Tensor = attend_forward(q, k, v, starts, window, scale, library)[0]
+    longer than T; window 0-D, best on the host, None for no limit; version 3 must be loaded."""
+    out: Tensor = attend_forward(q, k, v, starts, window, scale, version)[0]
     return out
 
 
@@ -84,11 +84,11 @@ def _fa3(starts: Tensor, longest: int, window: Tensor | None, scale: float) -> d
 
 @torch.library.custom_op("paceline::attend_packed", mutates_args=())
 def attend_forward(
-    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, window: Tensor | None, scale: float, library: str
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, window: Tensor | None, scale: float, version: int
 ) -> tuple[Tensor, Tensor]:
     """Outputs and the logarithm of the softmax sums, (H, B·T) fp32."""
     rows, launch = [x.flatten(0, 1) for x in (q, k, v)], (starts, q.size(1), window, scale)
-    if library == "fa3":
+    if version == 3:
         out, lse, *_ = torch.ops.flash_attn_3.fwd(*rows, num_splits=1, **_fa3(*launch))
     else:
         sizes, named = _varlen(*launch)
@@ -99,11 +99,11 @@ def attend_forward(
 @torch.library.custom_op("paceline::attend_packed_backward", mutates_args=())
 def attend_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, starts: Tensor, window: Tensor | None,
-    scale: float, library: str,
+    scale: float, version: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v."""
     rows, launch = [x.flatten(0, 1) for x in (grad.contiguous(), q, k, v, out)], (starts, q.size(1), window, scale)
-    if library == "fa3":
+    if version == 3:
         grads = [x.new_empty(x.shape) for x in rows[1:4]]
         torch.ops.flash_attn_3.bwd(*rows, lse, *grads, deterministic=False, **_fa3(*launch))
     else:
@@ -115,7 +115,7 @@ def attend_backward(
 
 
 @attend_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, window: Tensor | None, scale: float, library: str) -> Any:
+def _(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, window: Tensor | None, scale: float, version: int) -> Any:
     batch, tokens, heads, _ = q.shape
     return q.new_empty(q.shape), q.new_empty((heads, batch * tokens), dtype=torch.float32)
 
@@ -128,12 +128,12 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, starts, window, ctx.scale, ctx.library = inputs
+    q, k, v, starts, window, ctx.scale, ctx.version = inputs
     ctx.save_for_backward(q, k, v, *output, starts, window)
 
 
 def _backward(ctx: Any, grad: Tensor, _grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-    return *attend_backward(grad, *ctx.saved_tensors, ctx.scale, ctx.library), None, None, None, None
+    return *attend_backward(grad, *ctx.saved_tensors, ctx.scale, ctx.version), None, None, None, None
 
 
 attend_forward.register_autograd(_backward, setup_context=_keep)

@@ -10,17 +10,21 @@ with recomputed blocks): libraries, the start of the weights, memory not given b
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from paceline.backends.registry import Kept, find
+from paceline.backends.registry import Kept, Operation, find
 from paceline.core.units import BLOCK_TOKENS, round_up
 from paceline.settings.data import BatchConfig
 from paceline.settings.groups import param_groups, rules
 from paceline.settings.model import ModelConfig
 from paceline.settings.optim import OptimConfig
+from paceline.settings.run import RunConfig
 from paceline.settings.spec import DTYPE_BYTES, describe
 
 FP32 = 4
+KEEPING: tuple[Operation, ...] = ("attention", "qkv", "mlp", "lm_head")
+"""Operations whose back ends decide how much memory a step takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,20 @@ class Execution:
     """Ranks that each keep a share of weights, gradients and slots."""
     halo_tokens: int = 0
     """Tokens that attention fetches to the left of each sequence, if that is a slice."""
+
+    @staticmethod
+    def of(config: RunConfig, world: int, backends: Mapping[Operation, str]) -> "Execution":
+        """As a run is carried out on so many ranks by the back ends of `KEEPING`."""
+        parallel = config.parallel
+        return Execution(
+            **{operation: backends[operation] for operation in KEEPING},
+            lm_head_chunk_tokens=config.lm_head.chunk_tokens,
+            compiled=config.train.compile and (world == 1 or parallel.context_parallel == 1),
+            recompute=config.train.recompute,
+            gradient_copies=2 if world > 1 and not parallel.bucket_views else 1,
+            shards=world if parallel.fsdp else 1,
+            halo_tokens=halo_tokens(config.model, config.batch, parallel.context_parallel),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,9 +188,9 @@ def _stream(model: ModelConfig) -> int:
 def _kept_per_token(at: Kept, how: Execution) -> list[tuple[float, int]]:
     """The bytes of one token that the backward pass of a block needs, for each kind of block with their number."""
     model, found = at.model, []
-    mixed = _stream(model) if model.x0_mix and not (how.compiled and how.qkv == "reference") else 0  # before mixing
     with_halo = 1 + how.halo_tokens / at.sequence_tokens
     attention, qkv, mlp = find("attention", how.attention), find("qkv", how.qkv), find("mlp", how.mlp)
+    mixed = _stream(model) if model.x0_mix and (qkv.custom or not how.compiled) else 0  # before mixing
     for layer, count in model.layer_kinds:
         here, held = replace(at, layer=layer), float(mixed)
         if layer.mlp_width:

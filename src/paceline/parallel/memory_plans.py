@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paceline.backends.lm_head import SHORT_CHUNKS
-from paceline.backends.registry import Chosen
+from paceline.backends.lm_head import in_chunks
+from paceline.backends.registry import Chosen, find
 from paceline.parallel.batch_split import rank_batch
-from paceline.parallel.memory_model import Execution, Memory, halo_tokens, step_memory
+from paceline.parallel.memory_model import KEEPING, Execution, Memory, step_memory
 from paceline.settings.data import BatchConfig
 from paceline.settings.run import RunConfig
 from paceline.settings.schedule import largest_batch
@@ -78,20 +78,11 @@ class Planned:
 
     def memory(self, plan: MemoryPlan) -> Memory:
         """Predicted for a step by this plan, of one rank."""
-        config, parallel = self.config, self.config.parallel
-        how = Execution(
-            attention=self.backends.attention.name,
-            qkv=self.backends.qkv.name,
-            mlp=self.backends.mlp.name,
-            lm_head=plan.lm_head,
-            lm_head_chunk_tokens=plan.lm_head_chunk_tokens,
-            compiled=config.train.compile,
-            recompute=plan.recompute,
-            gradient_copies=2 if self.world > 1 and not parallel.bucket_views else 1,
-            shards=self.world if parallel.fsdp else 1,
-            halo_tokens=halo_tokens(config.model, self.batch, parallel.context_parallel),
-        )
-        share = replace(self.share, micro_tokens=plan.micro_tokens // parallel.context_parallel)
+        config = self.config
+        chosen = {operation: getattr(self.backends, operation).name for operation in KEEPING}
+        how = Execution.of(config, self.world, {**chosen, "lm_head": plan.lm_head})
+        how = replace(how, lm_head_chunk_tokens=plan.lm_head_chunk_tokens, recompute=plan.recompute)
+        share = replace(self.share, micro_tokens=plan.micro_tokens // config.parallel.context_parallel)
         return step_memory(config.model, config.optim, share, how)
 
 
@@ -100,7 +91,7 @@ def memory_plans(of: Planned) -> list[MemoryPlan]:
     share, length = of.share, of.batch.sequence_tokens
     top = lowest = share.micro_sequences
     if of.batch.micro_tokens is None:
-        large = LARGE_MICRO_TOKENS // length if of.backends.lm_head.name == "fused" else 0
+        large = LARGE_MICRO_TOKENS // length if find("lm_head", of.backends.lm_head.name).custom else 0
         top, lowest = max(top, min(large, share.sequences)), 1
     plans = [
         MemoryPlan(
@@ -121,16 +112,17 @@ def memory_plans(of: Planned) -> list[MemoryPlan]:
 
 def _with_chunks(at: MemoryPlan, of: Planned) -> MemoryPlan:
     """Logits by chunks, unless the user names the output layer that holds all of them."""
-    if at.lm_head != "reference" or of.config.lm_head.backend == "reference":
+    if find("lm_head", at.lm_head).short_chunk_tokens is not None or of.config.lm_head.backend != "auto":
         return at
-    return replace(at, lm_head="chunked", lm_head_chunk_tokens=at.lm_head_chunk_tokens or SHORT_CHUNKS["chunked"])
+    return replace(at, lm_head=in_chunks().name, lm_head_chunk_tokens=in_chunks().short_chunk_tokens)
 
 
 def _with_short_chunks(at: MemoryPlan, _: Planned) -> MemoryPlan:
-    short = SHORT_CHUNKS["fused"]
-    if at.lm_head != "fused" or at.lm_head_chunk_tokens is not None or at.micro_tokens <= short:
+    """Of our own kernel, whose chunks are long."""
+    head = find("lm_head", at.lm_head)
+    if not head.custom or at.lm_head_chunk_tokens is not None or at.micro_tokens <= (head.short_chunk_tokens or 0):
         return at
-    return replace(at, lm_head_chunk_tokens=short)
+    return replace(at, lm_head_chunk_tokens=head.short_chunk_tokens)
 
 
 def first_that_fits(peaks: Sequence[int], available: int | None) -> int | None:

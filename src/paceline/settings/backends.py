@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from paceline.core.errors import ConfigError
 from paceline.settings.limits import Limited, at_least
 
 
@@ -32,11 +31,6 @@ class LmHeadConfig(Limited, prefix="--lm-head."):
     chunk_tokens: Annotated[int | None, at_least(1).saying("None leaves it to the machine")] = None
     """Tokens whose logits exist at once, in `chunked` and `fused`; None: as many as are fast, fewer where memory is
     short. Only the last digits depend on it."""
-
-    def check(self) -> None:
-        if self.chunk_tokens is not None and self.backend == "reference":
-            chunk = f"--lm-head.chunk-tokens {self.chunk_tokens}"
-            raise ConfigError(f"{chunk} is of no use to --lm-head.backend reference, which holds all logits")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,13 @@ from typing import Any
 
 from paceline.core.units import BLOCK_TOKENS
 from paceline.lab.plan.gpus import Cluster
-from paceline.lab.plan.work import Setting
+from paceline.lab.plan.work import Profile, Setting
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import with_steps
 
 MIB_PER_GIB = 1024
+PROFILES: dict[str, Profile] = {"original": "reference", "plain": "reference", "fused": "fast"}
+"""Of the original script, our compiled paths, and those with fused kernels."""
 EIGHT_H100, ONE_H200 = Cluster(gpu="h100", gpus=8), Cluster(gpu="h200", gpus=1)
 
 PUBLIC_STEPS_MS = {
@@ -35,7 +37,7 @@ R18_STEPS_BY_BLOCKS = {
     "plain": {1: 0.9073, 7: 1.0189, 14: 1.0747},
     "fused": {1: 0.7392, 7: 0.8062, 14: 0.8540},
 }
-"""Record 18 on one H200: the original script, our compiled paths, and those with fused kernels."""
+"""Record 18 on one H200."""
 R18_MEAN_STEPS = {"original": 1.032, "plain": 1.036}
 """Over a schedule of 266 steps."""
 H200_PEAKS_GIB = {
@@ -87,4 +89,4 @@ def _own(name: str, whose: str, measured: float, *parts: str, **changes: Any) ->
 
 
 def _at(name: str, cluster: Cluster, whose: str) -> Setting:
-    return Setting(config=preset(name), cluster=cluster, profile="fast" if whose == "fused" else "reference")
+    return Setting(config=preset(name), cluster=cluster, profile=PROFILES[whose])

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from paceline.backends import mlp, qkv
-from paceline.backends.registry import Request
+from paceline.backends.lm_head import in_chunks
+from paceline.backends.registry import Operation, Request, find, suited
 from paceline.lab.plan.gpus import GPUS
 from paceline.lab.plan.work import Setting, profile_on, table_bytes
 from paceline.lab.technique import flag_words
-from paceline.parallel.memory_model import Execution, Memory, halo_tokens, step_memory
+from paceline.parallel.memory_model import KEEPING, Execution, Memory, step_memory
 from paceline.parallel.memory_plans import USABLE_SHARE
 from paceline.settings.run import RunConfig
 
@@ -38,29 +38,26 @@ def fits(at: Setting) -> bool:
 
 
 def _execution(at: Setting) -> Execution:
-    config, fast = at.config, at.profile == "fast"
-    flex = "flex" if at.compiled else "reference"  # flex is for compiled runs only
-    asked = Request(model=config.model, device="cuda", compute=config.model.precision.compute)
-    by_profile = {
-        "attention": "ranges" if fast else flex,
-        "qkv": "fused" if fast and qkv.misfit(asked) is None else "reference",
-        "mlp": "fused" if fast and mlp.misfit(asked) is None else "reference",
-        "lm_head": "fused" if fast else "reference",
-    }
-    return Execution(
-        **(by_profile | named_back_ends(config)),
-        lm_head_chunk_tokens=config.lm_head.chunk_tokens,
+    capability = at.cluster.kind.capability
+    usual = {operation: suited(operation, request_of(at), capability).name for operation in KEEPING}
+    return Execution.of(at.config, at.cluster.gpus, {**usual, **named_back_ends(at.config)})
+
+
+def request_of(at: Setting) -> Request:
+    """What back ends are asked for on the cluster."""
+    return Request(
+        model=at.config.model,
+        device="cuda",
+        compute=at.config.model.precision.compute,
         compiled=at.compiled,
-        recompute=config.train.recompute,
-        gradient_copies=2 if at.cluster.gpus > 1 and not config.parallel.bucket_views else 1,
-        shards=at.cluster.gpus if config.parallel.fsdp else 1,
-        halo_tokens=halo_tokens(config.model, config.batch, config.parallel.context_parallel),
+        custom_kernels=at.profile == "fast",
+        lm_head_chunk_tokens=at.config.lm_head.chunk_tokens,
     )
 
 
-def named_back_ends(config: RunConfig) -> dict[str, str]:
+def named_back_ends(config: RunConfig) -> dict[Operation, str]:
     """By operation, where the config does not leave the choice to the machine."""
-    asked = {operation: getattr(config, operation).backend for operation in ("attention", "qkv", "mlp", "lm_head")}
+    asked: dict[Operation, str] = {operation: getattr(config, operation).backend for operation in KEEPING}
     return {operation: name for operation, name in asked.items() if name != "auto"}
 
 
@@ -100,8 +97,9 @@ def _savings(at: Setting) -> Iterator[dict[str, Any]]:
     sequences, now, length = at.share.sequences, at.share.micro_sequences, at.config.batch.sequence_tokens
     smaller = [{"batch.micro_tokens": n * length} for n in range(now - 1, 0, -1) if sequences % n == 0]
     yield from smaller
-    alone: list[dict[str, Any]] = [{"lm_head.backend": "chunked"}] if at.profile == "reference" else []
-    alone.append({"train.recompute": True})
+    alone: list[dict[str, Any]] = [{"lm_head.backend": in_chunks().name}, {"train.recompute": True}]
+    if find("lm_head", _execution(at).lm_head).short_chunk_tokens is not None:
+        alone.pop(0)
     shared: list[dict[str, Any]] = [{"parallel.zero1": True}, {"parallel.fsdp": True}]
     for savings in [alone] if at.cluster.gpus == 1 else [[first, *alone] for first in shared]:
         together: dict[str, Any] = {}

@@ -8,10 +8,11 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
+from paceline.backends.registry import find
 from paceline.core.errors import ConfigError
 from paceline.lab.plan.efficiency import Efficiencies, fit, seconds, seconds_by, step_work
 from paceline.lab.plan.figures import step_figures
-from paceline.lab.plan.memory import GIB, fits, flags_of, memory, named_back_ends, remedy, usable_gib
+from paceline.lab.plan.memory import GIB, fits, flags_of, memory, named_back_ends, remedy, request_of, usable_gib
 from paceline.lab.plan.network import exchange, sent_bytes
 from paceline.lab.plan.work import Profile, Resource, Setting
 from paceline.metrics.flops import mean_flops_per_token
@@ -167,10 +168,13 @@ def _check(at: Setting, price: float | None) -> None:
             f"--gpus {gpus:,} cannot share {batch.sequences:,} sequences of {batch.sequence_tokens:,} tokens equally; "
             f"use --gpus {fewer * parts:,}, or --batch.tokens {more}"
         )
-    if not at.cluster.kind.own_kernels:
-        fused = flags_of({f"{o}.backend": n for o, n in named_back_ends(at.config).items() if n == "fused"})
-        if named := fused or ("--profile fast" if at.profile == "fast" else ""):
-            raise ConfigError(f"{named} cannot be used on {at.cluster.gpu}: these kernels are for Hopper; leave it out")
+    on, kind, elsewhere = f"cannot be used on {at.cluster.gpu}", at.cluster.kind, "these kernels are for Hopper"
+    if at.profile == "fast" and not kind.own_kernels:
+        raise ConfigError(f"--profile fast {on}: {elsewhere}; leave it out")
+    for operation, name in named_back_ends(at.config).items():
+        back_end, flag = find(operation, name), flags_of({f"{operation}.backend": name})
+        if why := back_end.misfit(request_of(at)) if back_end.capability in (None, kind.capability) else elsewhere:
+            raise ConfigError(f"{flag} {on}: {why}; leave it out")
     if price is not None and not 0 <= price < math.inf:
         raise ConfigError(f"--price {price} must be a number of at least 0, in USD for a GPU and hour")
     if not at.document_tokens >= 1:
