@@ -13,12 +13,14 @@ from paceline.text.tokenizer import train_tokenizer
 TEXTS = ["the theory of the thing, they say, is there: " * 20, "it's the end <|endoftext|> of the text\n" * 20]
 
 
-def foreign_shards(folder: Path, *, end: int = 50_256, largest: int = 50_256) -> Path:
-    """Shards of llm.c's kind: tokens alone. The first begins inside a document, as most of a series do."""
+def foreign_shards(
+    folder: Path, *, end: int = 50_256, largest: int = 50_256, first: int | None = None, size: int = 4096
+) -> Path:
+    """Shards of llm.c's kind: tokens alone. `first`: what opens them, if not end-of-text. `largest` comes last."""
     folder.mkdir(parents=True)
     for name in ("en_train_000001.bin", "en_val_000000.bin"):
-        tokens = np.random.default_rng(0).integers(1, 200, 4096)
-        tokens[500::500], tokens[7] = end, largest
+        tokens = np.random.default_rng(0).integers(1, 200, size)
+        tokens[500::500], tokens[-7], tokens[0] = end, largest, end if first is None else first
         write_shard(folder / name, tokens, documents=0, tokenizer="")
         manifest_path(folder / name).unlink()
     return folder

@@ -144,6 +144,23 @@ def test_shards_of_which_nothing_is_known_need_a_word_of_the_user(tmp_path: Path
     assert stated.model.vocab_size == stated.data.end_of_text + 3 < 300
 
 
+@pytest.mark.parametrize("end", [0, 50_256])
+def test_shards_that_gpt2s_end_of_text_does_not_open_need_a_word_of_the_user(tmp_path: Path, end: int) -> None:
+    """50,256 may be any token in them. A preset of GPT-2's tokens takes them as it did: a series has such shards."""
+    folder = foreign_shards(tmp_path / "en", end=end, first=0 if end == 0 else 17)
+    with pytest.raises(ConfigError, match=r"which token opens a document.*--data.end-of-text"):
+        config_of("demo", "--data.dir", folder)
+    assert named(config_of("demo", "--data.dir", folder, "--data.end-of-text", 50_256)) == GPT2
+    assert named(paceline.configure("demo", {"data.dir": folder, "data.end_of_text": 50_256})) == GPT2
+    assert named(config_of("r18-softcap", "--data.dir", folder)) == GPT2
+
+
+def test_ids_above_gpt2s_are_found_wherever_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.text.identity.SCAN_TOKENS", 1000)
+    with pytest.raises(ConfigError, match="which token opens a document"):
+        config_of("demo", "--data.dir", foreign_shards(tmp_path / "en", largest=50_300))
+
+
 def test_ids_above_gpt2s_are_not_taken_for_it(tmp_path: Path) -> None:
     folder = foreign_shards(tmp_path / "en", largest=60_000)
     for name in ("demo", "r18-softcap"):

@@ -134,10 +134,16 @@ def reader_of(config: PrepareConfig, manifest: DatasetManifest | None = None) ->
 
 
 def _plan(config: PrepareConfig, sources: list[Source]) -> ValSplit:
-    """The hash alone decides where the input cannot be looked at beforehand; some of it is then read twice."""
-    if config.val_share == 0 or any(source.only_once or source.side for source in sources):
-        return ValSplit(share=config.val_share)
-    return plan_split(reader_of(config).documents(sources), config.val_share)
+    """The hash alone decides where the input cannot be looked at beforehand, or need not. Of the hub the first rows are
+    looked at, since they are fetched for it."""
+    share, reader = config.val_share, reader_of(config)
+    if (
+        share == 0
+        or any(source.only_once or source.side for source in sources)
+        or reader.hash_is_enough(sources, share)
+    ):
+        return ValSplit(share=share)
+    return plan_split(reader.documents(sources), share, until_enough=any(source.kind == "hf" for source in sources))
 
 
 def _make_tokenizer(config: PrepareConfig, sources: list[Source], split: ValSplit) -> tuple[Tokenizer, str | None]:

@@ -3,8 +3,8 @@
 A preset names the three together. Where they are of another tokenizer than the data's, the data's take their place,
 except for what the user states; where they are of the same, they stay, also a vocabulary that is padded. Asked are the
 tokenizer beside the shards, dataset.json, the shards' manifests, a tokenizer named by its path, and last the ids of the
-first shard: 50,256, GPT-2's end of text, as the largest means GPT-2's. This takes milliseconds and no torch, before
-ranks meet and compare their settings. A run that is resumed keeps what it began with.
+first shard: where 50,256, GPT-2's end of text, is the largest and opens it, they are GPT-2's. This takes milliseconds
+and no torch, before ranks meet and compare their settings. A run that is resumed keeps what it began with.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,7 +39,9 @@ def following(
     become other than it was. Data that are not there change nothing."""
     there = config.data
     said = [str(stated.get(f"data.{leaf}", getattr(there, leaf))) for leaf in ("dir", "train", "tokenizer")]
-    data = replace(there, dir=said[0], train=said[1], tokenizer=said[2])
+    end = str(stated.get("data.end_of_text", ""))
+    opener = int(end) if end.isdecimal() else there.end_of_text
+    data = replace(there, dir=said[0], train=said[1], tokenizer=said[2], end_of_text=opener)
     found = _find(data, by_name=True)
     if found is None:
         if _first_shard(data) is not None and "data.end_of_text" not in stated:
@@ -94,8 +96,8 @@ def _find(data: DataConfig, *, by_name: bool) -> Identity | None:
         return found
     if is_path(data.tokenizer):
         return _named(data.tokenizer)
-    largest = _largest_id(shard)
-    if largest == END_OF_TEXTS["gpt2"]:
+    largest, end_of_text = _largest_id(shard), END_OF_TEXTS["gpt2"]
+    if largest == end_of_text and end_of_text in (shard.tokens[0], data.end_of_text):
         return KNOWN["gpt2"]
     return KNOWN[data.tokenizer] if by_name and largest <= END_OF_TEXTS.get(data.tokenizer, -1) else None
 
@@ -121,12 +123,7 @@ def _first_shard(data: DataConfig) -> Shard | None:
 
 
 def _largest_id(shard: Shard) -> int:
-    """As far as it is needed: the search ends at GPT-2's end of text, or above it."""
     if shard.manifest is not None:
         return shard.manifest.max_token
-    largest = 0
-    for start in range(0, len(shard), SCAN_TOKENS):
-        largest = max(largest, int(shard.tokens[start : start + SCAN_TOKENS].max()))
-        if largest >= END_OF_TEXTS["gpt2"]:
-            break
-    return largest
+    blocks = (shard.tokens[start : start + SCAN_TOKENS] for start in range(0, len(shard), SCAN_TOKENS))
+    return max((int(block.max()) for block in blocks), default=0)

@@ -76,8 +76,9 @@ def _find(config: PrepareConfig, folder: Path) -> list[Source]:
     sources = find_sources(config.inputs, config.stdin_format, ids=config.ids_of is not None, old=is_old)
     if config.ids_of is not None:
         return cut_ids(sources, config.val_share)
-    as_it_is = config.encoding == "utf-8" and config.on_bad_text != "replace" and config.document_separator is None
-    return cut_lone_text(sources, config.val_share) if as_it_is else sources
+    unchanged = (config.on_bad_text == "error" and not config.skip_bad) or is_old
+    as_it_is = config.encoding == "utf-8" and unchanged and config.document_separator is None
+    return cut_lone_text(sources, config.val_share, old=is_old) if as_it_is else sources
 
 
 def read_chunks(pieces: Iterable[Piece]) -> Iterator[Chunk]:

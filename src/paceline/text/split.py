@@ -2,12 +2,13 @@
 
 `plan_split` measures the documents first. In the order of their hashes they go to validation until it has its share of
 the bytes; of one that is too large for what is left, the end does. So equal texts stay on one side, the order of files
-means nothing, and of ten files of any sizes validation gets what was asked for. Of many documents the hash alone gives
-about that share, so measuring ends as soon as there are enough of them.
+means nothing, and of ten files of any sizes validation gets what was asked for. All of the input is looked at, since a
+large document may come last; but where no line of JSON is large, the hash alone gives about that share.
 """
 
 import hashlib
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Literal
 
@@ -23,7 +24,8 @@ TOLERANCE = 0.25
 ENOUGH_DOCUMENTS = 50
 """As many documents of equal size in validation, and the hash alone misses the share by 14 %."""
 MOST_HELD = 200_000
-"""Documents whose sizes are held, those of the lowest hashes."""
+"""Documents whose sizes are held; of more, the larger ones, and of the others sums over 65,536 ranges of hashes."""
+RANGE_BITS = 48
 
 
 def split_number(text: bytes) -> int:
@@ -36,32 +38,45 @@ def choose_side(number: int, share: float) -> Side:
     return "val" if number < share * 2**64 else "train"
 
 
-def plan_split(documents: Iterable[tuple[int, int]], share: float) -> ValSplit:
+def hash_is_enough(total: int, squares: float, share: float) -> bool:
+    """Whether the hash alone gives about `share` of documents with this sum of bytes and of their squares."""
+    return total * total * share >= ENOUGH_DOCUMENTS * squares > 0
+
+
+def wanted_bytes(total: int, share: float) -> int:
+    """What validation gets of `total` bytes."""
+    return int(min(max(share * total, LEAST_VAL_BYTES), total / 2))
+
+
+def plan_split(documents: Iterable[tuple[int, int]], share: float, *, until_enough: bool = False) -> ValSplit:
     """How to give validation `share` of the bytes of `documents`, each as its number and size. What there is twice
-    counts twice and stays together."""
+    counts twice and stays together. `until_enough`: stop where the hash alone gives that of what was seen."""
     sizes: dict[int, tuple[int, int]] = {}
+    sums: dict[int, int] = defaultdict(int)
     total = squares = 0
-    highest = 2**64
     for number, size in documents:
         total += size
         squares += size * size
-        if total * total * share >= ENOUGH_DOCUMENTS * squares > 0:
+        if until_enough and hash_is_enough(total, squares, share):
             return ValSplit(share=share)
-        if size and number < highest:
+        if size:
             sizes[number] = (size, sizes.get(number, (size, 0))[1] + 1)
         if len(sizes) > MOST_HELD:
-            highest = sorted(sizes)[MOST_HELD // 2]
-            sizes = {number: size for number, size in sizes.items() if number < highest}
-    wanted = min(max(share * total, LEAST_VAL_BYTES), total / 2)
+            _sum_up_the_smaller(sizes, sums)
+    if sums:
+        _sum_up_the_smaller(sizes, sums)  # what is held then does not depend on the order
+    ranges = [((at + 1 << RANGE_BITS) - 1, size, 0) for at, size in sums.items()]
+    wanted = wanted_bytes(total, share)
     taken, below = 0, 0.0
-    for number in sorted(sizes):
-        size, copies = sizes[number]
-        missing = wanted - taken
-        if missing <= TOLERANCE * wanted:
+    for number, size, copies in sorted([*ranges, *((number, *held) for number, held in sizes.items())]):
+        missing, added = wanted - taken, size * max(1, copies)
+        if missing <= 0:
             break
-        if size * copies <= missing + TOLERANCE * wanted:
-            taken += size * copies
-        elif size >= SHORTEST_CUT_BYTES:
+        if added - missing <= min(missing, TOLERANCE * wanted):
+            taken += added
+        elif missing <= TOLERANCE * wanted:
+            break
+        elif copies and size >= SHORTEST_CUT_BYTES:
             end = int(missing / copies)
             return ValSplit(share=below, cut=f"{number:016x}", cut_at=size - end, cut_bytes=end)
         elif taken or len(sizes) == 1:
@@ -70,6 +85,12 @@ def plan_split(documents: Iterable[tuple[int, int]], share: float) -> ValSplit:
             taken = total
         below = math.nextafter(number / 2**64, 1.0)  # above it, however it was rounded
     return ValSplit(share=below)
+
+
+def _sum_up_the_smaller(sizes: dict[int, tuple[int, int]], sums: dict[int, int]) -> None:
+    for number in sorted(sizes, key=lambda number: (sizes[number][0], number))[: -(MOST_HELD // 2)]:
+        size, copies = sizes.pop(number)
+        sums[number >> RANGE_BITS] += size * copies
 
 
 class Sides:
