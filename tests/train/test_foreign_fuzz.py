@@ -42,7 +42,8 @@ class Victim:
         paths = os.pathsep.join([str(Path(paceline.__file__).parent.parent), str(Path(__file__).parent.parent)])
         cache = str(world / "home" / "cache")  # torch leaves the one of this process in the environment
         self.environment = os.environ | home | {
-            "TMPDIR": str(world / "home" / "tmp"), "TORCHINDUCTOR_CACHE_DIR": cache, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1",
+            "TMPDIR": str(world / "home" / "tmp"), "TORCHINDUCTOR_CACHE_DIR": cache,
+            "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1", "COLUMNS": "200", "PYTHONUTF8": "1",
         }  # fmt: skip
         self.process: subprocess.Popen[str] | None = None

@@ -150,8 +150,8 @@ class GPT(nn.Module):
         return RotaryCosSin(*(getattr(self, f"rotary_{name}_{dim}")[positions] for name in ("cos", "sin")))
 
     def stream(self, tokens: Tensor, attend: Attend, positions: Tensor | slice, before: Tensor | None = None) -> Tensor:
-        """The residual stream after the last block, (B, T, width). `positions`: where the tokens stand; `before` (B, 2):
-        which ones came before them, -1: none."""
+        """The residual stream after the last block, (B, T, width). `positions` says where tokens stand, `before` (B, 2)
+        which came before them, -1: none."""
         x: Tensor = self.embeddings(tokens, positions, before)
         keys: Tensor | None = None  # of dropout
         if self.dropout is not None and torch.is_grad_enabled():

@@ -47,6 +47,10 @@ def _has_ngrams(config: Settings) -> bool:
     return any(config.get(f"model.ngrams.{name}_rows") is not None for name in ("bigram", "trigram"))
 
 
+def _has_gates(config: Settings) -> bool:
+    return bool(config["model.value_gates"] or config["model.smear"])
+
+
 def _averages(config: Settings) -> bool:
     return config["optim.average.tau_steps"] is not None or config["optim.average.tau_share"] is not None
 
@@ -91,10 +95,7 @@ MATTERS: dict[str, Condition] = {
     "optim.adam.lm_head_lr": Condition("--model.no-tied-lm-head", _is_not("model.tied_lm_head", True)),
     "optim.adam.scalar_lr": SCALARS,
     "optim.adam.ngram_lr": NGRAMS,
-    "optim.adam.gate_lr": Condition(
-        "--model.value-gates or --model.smear",
-        lambda config: bool(config["model.value_gates"] or config["model.smear"]),
-    ),
+    "optim.adam.gate_lr": Condition("--model.value-gates or --model.smear", _has_gates),
     "optim.adam.vector_lr": VECTORS,
     "optim.adam.decay_vectors": Condition(
         "--optim.adam.weight-decay and parameters of one dimension",
