@@ -278,8 +278,8 @@ def one_line(error: Exception) -> str:
 
 
 def test_a_group_without_a_rule_or_a_rate_is_refused() -> None:
-    assert "group 'ngrams' has no rule" in message_of(PLAIN, (*NAMES, "ngrams"))
-    assert "group 'ngrams' has no lr" in message_of(with_group("ngrams", rule="adam"), (*NAMES, "ngrams"))
+    assert "group 'heads' has no rule" in message_of(PLAIN, (*NAMES, "heads"))
+    assert "group 'heads' has no lr" in message_of(with_group("heads", rule="adam"), (*NAMES, "heads"))
 
 
 def test_a_group_that_the_model_has_not_is_refused_with_those_that_it_has() -> None:

@@ -11,7 +11,7 @@ from paceline.recipes.presets import preset
 from paceline.settings.backends import LmHeadConfig
 from paceline.settings.data import BatchConfig, DataConfig
 from paceline.settings.limits import Limited, _limits
-from paceline.settings.model import ModelConfig, RotaryConfig, WindowConfig
+from paceline.settings.model import ModelConfig, NgramConfig, RotaryConfig, WindowConfig
 from paceline.settings.optim import AdamConfig, AverageConfig, GroupConfig, MuonConfig, OptimConfig, ScheduleConfig
 from paceline.settings.parallel import ParallelConfig, SlurmConfig
 from paceline.settings.run import (
@@ -38,8 +38,9 @@ LIMITS: dict[type[Limited], dict[str, tuple[list[Any], list[Any]]]] = {
         "vocab_size": COUNT, "embedding_multiple": COUNT, "lm_head_multiple": COUNT, "width": ([], [0]),
         "num_layers": COUNT, "num_heads": ([], [0]), "num_kv_heads": COUNT, "head_dim": ([], [0]), "mlp_ratio": COUNT,
         "attention_branch_scale": ([0.0, -1.0], [math.inf, math.nan]), "norm_eps": EPS, "qk_norm_eps": EPS,
-        "softcap": FINITE_POSITIVE, "dropout": BETA,
+        "softcap": FINITE_POSITIVE, "dropout": BETA, "value_init_std": RATE,
     },
+    NgramConfig: {"bigram_rows": ([2], [1]), "trigram_rows": ([2], [1]), "sign_rows": COUNT},
     WindowConfig: {
         "start_tokens": ([1 << 30], [1 + (1 << 30)]), "growth_tokens": ([1 << 30], [1 + (1 << 30)]),
         "quantum_tokens": ([128], [1 + (1 << 30)]),
@@ -53,7 +54,7 @@ LIMITS: dict[type[Limited], dict[str, tuple[list[Any], list[Any]]]] = {
     },
     AdamConfig: {
         "embedding_lr": RATE, "lm_head_lr": RATE, "scalar_lr": RATE, "matrix_lr": RATE, "vector_lr": RATE,
-        "beta1": BETA, "beta2": BETA,
+        "gate_lr": RATE, "ngram_lr": RATE, "beta1": BETA, "beta2": BETA,
         "eps": POSITIVE, "weight_decay": RATE,
     },
     ScheduleConfig: {"warmup_steps": FROM_0, "cooldown_steps": ([], [0]), "cooldown_share": SHARE, "floor": UNIT},

@@ -47,7 +47,7 @@ def check(config: ModelConfig) -> None:
     parts = {"": spec.trunk(config), "embeddings": spec.embeddings(config), "final_norm": spec.norm(config)}
     for layer in config.layers:
         at = f"blocks.{layer.index}"
-        parts[at] = spec.block(config)
+        parts[at] = spec.block(config, layer)
         if layer.attention is not None:
             parts[f"{at}.attention_norm"] = spec.norm(config)
             parts[f"{at}.attention"] = spec.attention(config, layer.attention)
@@ -57,7 +57,9 @@ def check(config: ModelConfig) -> None:
     for path, part in parts.items():
         assert registered(own(model.get_submodule(path))) == declared(part), path
     holders = {path for path, module in model.named_modules() if list(module.parameters(recurse=False))}
-    assert holders <= set(parts) | {"embeddings.values"}, "nobody registers a parameter that no part declares"
+    assert holders <= set(parts) | {"embeddings.values", "embeddings.ngrams"}, (
+        "nobody registers a parameter that no part declares"
+    )
 
 
 def check_products(config: ModelConfig) -> None:

@@ -14,7 +14,7 @@ from paceline.model.rotary import RotaryCosSin
 
 def mlp_fused(mlp: MLP, x: Tensor, stream: Tensor) -> Tensor:
     dtype = torch_dtype(mlp.config.precision.compute)
-    return stream + mlp_kernel(x.flatten(0, -2).to(dtype), mlp.up.to(dtype), mlp.down.to(dtype)).view(x.shape)
+    return stream + mlp_kernel(x.flatten(0, -2).to(dtype), mlp.up.to(dtype), mlp.matrix("down").to(dtype)).view(x.shape)
 
 
 def attention_fused(

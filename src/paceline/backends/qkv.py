@@ -11,6 +11,8 @@ def misfit(request: Request) -> str | None:
         return "it knows rotary positions without biases only"
     if model.qk_norm != "before_rotary":
         return f"it knows a norm before the rotary only, not --model.qk-norm {model.qk_norm}"
+    if model.value_gates:
+        return "it knows mixing scalars, not --model.value-gates"
     if model.value_path == "residual" or (model.value_path != "plain" and model.value_lambdas != 2):
         return f"it knows two mixing scalars and value tables only, not --model.value-path {model.value_path}"
     for shape in model.attending:

@@ -20,6 +20,8 @@ from paceline.model.attention import attention_of
 from paceline.model.gpt import GPT
 from paceline.model.masks import MaskRule, Windows, allowed, document_ids, window_tensor
 from paceline.model.ops import torch_dtype
+from paceline.model.previous import offset_keys
+from paceline.model.rotary import rotary_pairs
 from paceline.settings.model import LayerConfig, WindowKind
 
 PIECE_TOKENS = 256
@@ -74,10 +76,13 @@ class Decoder:
         self.lengths = [0] * slots
         self.positions = torch.full((slots, self.cells), NOWHERE, device=device)
         self.documents = torch.zeros(slots, self.cells, dtype=torch.int32, device=device)
+        self.tokens = torch.zeros(slots, self.cells, dtype=torch.long, device=device)
         rooms = {layer.index: layer.attention for layer in c.layers if layer.attention is not None}
         put = partial(torch.zeros, dtype=torch_dtype(c.precision.compute), device=device)
         self.keys = {index: put(slots, self.cells, s.kv_heads, s.qk_dim) for index, s in rooms.items()}
         self.values = {index: put(slots, self.cells, s.kv_heads, s.v_dim) for index, s in rooms.items()}
+        self.raw_keys = {i: torch.zeros_like(self.keys[i]) for i, s in rooms.items() if s.key_offset}
+        """Before they were offset."""
 
     def free(self, slot: int) -> None:
         """Make a slot ready for another sequence. Old keys stay and are never seen."""
@@ -126,6 +131,9 @@ class Decoder:
         documents = document_ids(tokens_BT, self.model.end_of_text) + opened
         self.positions[slots, cells] = queries
         self.documents[slots, cells] = documents
+        self.tokens[slots, cells] = tokens_BT
+        back = starts - torch.tensor([2, 1], device=device)
+        before = torch.where(back >= 0, self.tokens[slots, back % self.cells], -1)
         seen_at, seen_in = self.positions[rows, None, :used], self.documents[rows, None, :used]
         made: dict[tuple[WindowKind, float], AttendOver] = {}
 
@@ -135,9 +143,14 @@ class Decoder:
                 window = self.windows[s.window]
                 mask = allowed(self.rule, queries[:, :, None], seen_at, documents[:, :, None], seen_in, window)
                 made[s.window, s.scale] = plan(Place(first, slots * self.cells + cells, mask), s.scale)
+            if s.key_offset:
+                raw = self.raw_keys[layer.index]
+                raw[slots, cells] = k
+                first_k = torch.where((starts > 0)[..., None, None], raw[slots, (starts - 1) % self.cells], k[:, :1])
+                k = offset_keys(k, rotary_pairs(self.model.config.rotary, s.qk_dim), first_k)
             return made[s.window, s.scale](q, k, v, self.keys[layer.index], self.values[layer.index])
 
-        return self.model.stream(tokens_BT, attend, queries)
+        return self.model.stream(tokens_BT, attend, queries, before)
 
 
 @torch.no_grad()

@@ -77,7 +77,7 @@ def mlp_row(mlp: MLP, x: Tensor, stream: Tensor) -> Tensor:
         return mlp_plain(mlp, x, stream)
     dtype = torch_dtype(c.precision.compute)
     hidden = mlp.activation(row_product(stream, mlp.up, dtype=dtype, norm_eps=c.norm_eps))
-    return stream + row_product(hidden, mlp.down, dtype=dtype)
+    return stream + row_product(hidden, mlp.matrix("down"), dtype=dtype)
 
 
 def _sums_pay(module: SelfAttention | MLP, x: Tensor) -> bool:

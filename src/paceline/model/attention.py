@@ -16,7 +16,7 @@ from paceline.model.masks import MaskRule, allowed, dense_mask
 from paceline.model.ops import MakeMatMul, MatMul, SubLayer, rms_norm
 from paceline.model.rotary import RotaryCosSin, rotate
 from paceline.settings import spec
-from paceline.settings.model import AttentionLayer, LayerConfig, ModelConfig, WindowKind
+from paceline.settings.model import GATE_INPUTS, AttentionLayer, LayerConfig, ModelConfig, WindowKind
 
 Attend = Callable[[LayerConfig, Tensor, Tensor, Tensor], Tensor]
 """(layer, q, k, v) -> attended values, (B, T, H, D)."""
@@ -103,6 +103,7 @@ class SelfAttention(SubLayer):
     qkv: nn.Parameter
     output: nn.Parameter
     value_mix: nn.Parameter
+    value_gate: nn.Parameter
     query_bias: nn.Parameter
     key_bias: nn.Parameter
     value_bias: nn.Parameter
@@ -126,7 +127,7 @@ class SelfAttention(SubLayer):
         """The plain twin of projections, value mix, norm and rotary: q (B, T, H, D), k and v (B, T, H_kv, D), and v
         before it was mixed. `matmul` takes the place of the layer's own."""
         q, k, v = self.project(x, matmul)
-        mixed = v if self.config.value_path == "plain" else self.mix_values(v, value_embed)
+        mixed = v if self.config.value_path == "plain" else self.mix_values(x, v, value_embed)
         return self.position(q, rotary), self.position(k, rotary), mixed, v
 
     def add_output(self, stream: Tensor, y: Tensor, matmul: MatMul | None = None) -> Tensor:
@@ -150,7 +151,9 @@ class SelfAttention(SubLayer):
         joined: Tensor = self.qkv if self.config.qkv == "fused" else torch.cat([self.query, self.key, self.value])
         return joined
 
-    def mix_values(self, v: Tensor, value_embed: Tensor | None) -> Tensor:
+    def mix_values(self, x: Tensor, v: Tensor, value_embed: Tensor | None) -> Tensor:
+        if self.config.value_gates:
+            return v if value_embed is None else v + self._gate_of(x, value_embed) * value_embed.to(v.dtype)
         if self.config.value_lambdas == 1:
             mix = self.value_mix[0]
             return v if value_embed is None else (1 - mix) * v + mix * value_embed
@@ -158,6 +161,11 @@ class SelfAttention(SubLayer):
             value_embed = v  # block 0 mixes with itself, which one scalar does not show
         scaled = self.value_mix[0] * v
         return scaled if value_embed is None else scaled + self.value_mix[1] * value_embed.to(v.dtype)
+
+    def _gate_of(self, x: Tensor, value_embed: Tensor) -> Tensor:
+        """(B, T, H_kv, 1), from 0 to 2."""
+        read = torch.cat([x[..., :GATE_INPUTS], value_embed.flatten(-2)[..., :GATE_INPUTS]], dim=-1).float()
+        return (2 * torch.sigmoid(read @ self.value_gate.T))[..., None].to(value_embed.dtype)
 
     def position(self, x: Tensor, rotary: RotaryCosSin | None) -> Tensor:
         c = self.config

@@ -70,6 +70,9 @@ Skip = tuple[Tensor, Tensor]
 
 class Block(nn.Module):
     x0_mix: nn.Parameter
+    residual_scales: nn.Parameter
+    x0_gate: nn.Parameter
+    ngram_gate: nn.Parameter
 
     def __init__(
         self,
@@ -80,8 +83,8 @@ class Block(nn.Module):
         make_matmul: MakeMatMul,
     ) -> None:
         super().__init__()
-        self.config = config
-        declare(self, spec.block(config))
+        self.config, self.layer = config, layer
+        declare(self, spec.block(config, layer))
         self.attention_norm = None if layer.attention is None else Norm(config)
         self.attention = None if layer.attention is None else SelfAttention(config, layer, attention, make_matmul)
         self.mlp_norm = Norm(config) if layer.mlp_width else None
@@ -101,16 +104,24 @@ class Block(nn.Module):
         attend: Attend,
         skip: Skip | None,
         keys: Tensor | None = None,
+        attended: Tensor | None = None,
+        ngrams: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The stream after this block, (B, T, width), and the block's own values if it has attention. `keys` (B, T):
-        what decides which numbers are dropped; None: none are."""
+        what decides which numbers are dropped; None: none are. `attended`: the stream that attention reads, if not
+        its own; `ngrams` (B, T, width): what the n-gram gate adds."""
         raw_v = None
         if skip is not None:
             x = x + skip[0] * skip[1]
         if self.config.x0_mix:
             x = self.x0_mix[0] * x + self.x0_mix[1] * x0
-        if self.attention is not None and self.attention_norm is not None:
-            normed = self.attention_norm(x)
+        normed = None if self.attention_norm is None else self.attention_norm(x if attended is None else attended)
+        x = self._kept(x, 0)
+        if self.layer.x0_gate:
+            x = x + self.x0_gate * x0
+        if ngrams is not None:
+            x = x + self.ngram_gate * ngrams
+        if self.attention is not None and normed is not None:
             if self.drop is None or keys is None:
                 x, raw_v = self.attention(normed, x, value_embed, rotary, attend)
             else:  # the branch alone: added to 0
@@ -118,8 +129,13 @@ class Block(nn.Module):
                 x = x + self.drop(branch, keys)
         if self.mlp is not None and self.mlp_norm is not None:
             normed = self.mlp_norm(x)
+            x = self._kept(x, 1)
             if self.drop is None or keys is None:
                 x = self.mlp(normed, x)
             else:
                 x = x + self.drop(self.mlp(normed, x.new_zeros(())), keys, second=True)
         return x, raw_v
+
+    def _kept(self, x: Tensor, sub_layer: int) -> Tensor:
+        """What a sub-layer is added to."""
+        return self.residual_scales[sub_layer] * x if self.config.residual_scales else x

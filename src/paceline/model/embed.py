@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -20,6 +21,9 @@ class Embeddings(nn.Module):
     position: nn.Parameter
     value_chunks: nn.Parameter
     values: nn.ParameterDict
+    ngrams: nn.ParameterDict
+    smear: nn.Parameter
+    smear_gate: nn.Parameter
 
     def __init__(self, config: ModelConfig, look_up: LookUp = F.embedding) -> None:
         super().__init__()
@@ -27,14 +31,40 @@ class Embeddings(nn.Module):
         self.row_gradients = nn.ModuleDict()
         """By the name of the table, dots written as underscores: tables whose gradient is kept as rows."""
         declare(self, spec.embeddings(config))
+        if config.ngrams.tables:
+            from paceline.model.previous import Ngrams
 
-    def forward(self, tokens: Tensor, positions: Tensor | slice) -> Tensor:
-        """(B, T) -> (B, T, width) in the format of the residual stream; `positions` says where the tokens stand."""
-        stream = "fp32" if self.config.precision.mode == "autocast" else self.config.precision.compute
+            self.ngram_sum = Ngrams(config)
+
+    def forward(self, tokens: Tensor, positions: Tensor | slice, before: Tensor | None = None) -> Tensor:
+        """(B, T) -> (B, T, width) in the format of the residual stream; `positions` says where the tokens stand, and
+        `before` (B, 2) what came before them, -1: nothing."""
         rows = self._rows(tokens, "token", self.token)
         if self.config.positions == "learned":
             rows = rows + self.position[positions]
-        return rows.to(torch_dtype(stream))
+        rows = rows.to(self._stream_dtype)
+        if self.config.smear:
+            from paceline.model.previous import smeared
+
+            last = rows.new_zeros(len(rows), 1, rows.size(-1))
+            if before is not None:
+                last = torch.where(
+                    before[:, 1:, None] >= 0, self.token[before[:, 1:].clamp(min=0)].to(rows.dtype), last
+                )
+            rows = smeared(rows, last, self.smear_gate, self.smear)
+        return rows
+
+    def ngrams_of(self, tokens: Tensor, before: Tensor | None) -> Tensor:
+        """(B, T, width): the signed rows of all n-gram tables, added up."""
+        found: Tensor = self.ngram_sum(
+            tokens, before, lambda ids, n: self._rows(ids, f"ngrams.{n}", self.ngrams[str(n)])
+        )
+        return found.to(self._stream_dtype)
+
+    @property
+    def _stream_dtype(self) -> torch.dtype:
+        c = self.config.precision
+        return torch_dtype("fp32" if c.mode == "autocast" else c.compute)
 
     def value_rows(self, tokens: Tensor, shape: AttentionLayer) -> Tensor:
         """(B, T) -> (B, T, H_kv, D): rows of a layer's value table, looked up when its first layer asks."""
@@ -47,6 +77,7 @@ class Embeddings(nn.Module):
         return rows.to(torch_dtype(c.precision.compute)).view(*tokens.shape, shape.kv_heads, shape.v_dim)
 
     def _rows(self, tokens: Tensor, name: str, table: Tensor) -> Tensor:
-        if name in self.row_gradients:
-            return look_up_rows(tokens, table, cast(RowGradients, self.row_gradients[name]))
+        stores, key = self.row_gradients, name.replace(".", "_")
+        if key in stores:
+            return look_up_rows(tokens, table, cast(RowGradients, stores[key]))
         return self.look_up(tokens, table)

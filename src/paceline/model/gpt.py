@@ -40,7 +40,7 @@ def run_recomputed(
     rotary: Any,
     attend: Attend,
     skip: Skip | None,
-    *keys: Tensor,
+    *rest: Tensor | None,
 ) -> Any:
     """Keep only the block's inputs and compute it again in the backward pass (`train.recompute`).
 
@@ -50,7 +50,7 @@ def run_recomputed(
     the whole block."""
 
     def run(x: Tensor, x0: Tensor, value_embed: Tensor | None, skip: "Skip | None") -> Any:  # quoted: not for dynamo
-        return block(x, x0, value_embed, rotary, attend, skip, *keys)
+        return block(x, x0, value_embed, rotary, attend, skip, *rest)
 
     return checkpoint(run, x, x0, value_embed, skip, use_reentrant=False, preserve_rng_state=False)
 
@@ -72,6 +72,9 @@ class Seams:
 class GPT(nn.Module):
     head: nn.Parameter
     skip_weights: nn.Parameter
+    skip_gate: nn.Parameter
+    backout: nn.Parameter
+    ngram_gate: nn.Parameter
 
     def __init__(
         self,
@@ -135,6 +138,10 @@ class GPT(nn.Module):
     def _stream_of(self, tokens: Tensor, windows: Tensor) -> Tensor:
         documents = document_ids(tokens, self.end_of_text) if self.config.document_mask else None
         attend = self.plan(self.config, documents, tokens.size(-1), windows)
+        if any(shape.key_offset for shape in self.config.attending):
+            from paceline.model.previous import with_key_offset
+
+            attend = with_key_offset(self.config, attend)
         start, end = self.first_position, self.first_position + tokens.size(-1)
         return self.stream(tokens, attend, slice(start, end))
 
@@ -142,17 +149,22 @@ class GPT(nn.Module):
         """Rows of these positions for heads of a width."""
         return RotaryCosSin(*(getattr(self, f"rotary_{name}_{dim}")[positions] for name in ("cos", "sin")))
 
-    def stream(self, tokens: Tensor, attend: Attend, positions: Tensor | slice) -> Tensor:
-        """The residual stream after the last block, (B, T, width); `positions` says where the tokens stand."""
-        x: Tensor = self.embeddings(tokens, positions)
-        keys: tuple[Tensor, ...] = ()  # of dropout
+    def stream(self, tokens: Tensor, attend: Attend, positions: Tensor | slice, before: Tensor | None = None) -> Tensor:
+        """The residual stream after the last block, (B, T, width). `positions` says where tokens stand, `before` (B, 2)
+        which came before them, -1: none."""
+        x: Tensor = self.embeddings(tokens, positions, before)
+        keys: Tensor | None = None  # of dropout
         if self.dropout is not None and torch.is_grad_enabled():
-            keys = (self.dropout(tokens, positions),)
-            x = self.dropout.drop(x, *keys)
+            keys = self.dropout(tokens, positions)
+            x = self.dropout.drop(x, keys)
         if self.config.embedding_norm:
             x = rms_norm(x, self.config.norm_eps)
         x0, half = x, self.config.num_layers // 2
+        ngrams = self.embeddings.ngrams_of(tokens, before) if self.config.ngrams.tables else None
+        if ngrams is not None:
+            x = x + self.ngram_gate * ngrams
         skips: list[Tensor] = []
+        kept: dict[int, Tensor] = {}  # outputs of layers that later ones read
         first_v: Tensor | None = None  # block 0's own values, which the `residual` value path mixes into all others
         rows: dict[int, Tensor] = {}  # of the value tables looked up so far; a second layer uses the same
         rotary = {dim: self.rotary(positions, dim) for dim in self.rotary_dims}
@@ -164,11 +176,19 @@ class GPT(nn.Module):
             value_embed = first_v if table is None else rows[table]
             here = rotary.get(self.config.head_dim if shape is None else shape.qk_dim)
             skip = (self.skip_weights[layer.index - half], skips.pop()) if later else None
-            x, raw_v = self.run_block(block, x, x0, value_embed, here, attend, skip, *keys)
+            if self.config.skip is not None and layer.index == self.config.skip[1]:
+                skip = torch.sigmoid(self.skip_gate[0]), kept[self.config.skip[0]]
+            attended = None if shape is None or shape.attends_to is None else kept[shape.attends_to]
+            added = ngrams if layer.ngram_gate else None
+            x, raw_v = self.run_block(block, x, x0, value_embed, here, attend, skip, keys, attended, added)
+            if layer.index in self.config.read_later:
+                kept[layer.index] = x
             if layer.index == 0 and self.config.value_path == "residual":
                 first_v = raw_v
             if self.config.unet_skips and not later:
                 skips.append(x)
+        if self.config.backout_layer is not None:
+            x = x - self.backout * kept[self.config.backout_layer]
         return x
 
     def keep_row_gradients(self, table: str, store: RowGradients) -> None:

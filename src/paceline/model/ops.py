@@ -79,6 +79,8 @@ class Norm(nn.Module):
 class SubLayer(nn.Module):
     """A module with the parameters and matrix products that its part declares."""
 
+    output_scale: nn.Parameter
+
     def __init__(self, config: ModelConfig, part: Part, make_matmul: MakeMatMul) -> None:
         super().__init__()
         self.config = config
@@ -87,9 +89,14 @@ class SubLayer(nn.Module):
         modules = {name: matmul for name, matmul in self.matmuls.items() if isinstance(matmul, nn.Module)}
         self.stateful_matmuls = nn.ModuleDict(modules)  # so that their buffers are found
 
+    def matrix(self, name: str) -> Tensor:
+        """A declared matrix; one that ends a branch with the branch's learned scale, if there are such scales."""
+        weight: Tensor = getattr(self, name)
+        return weight * self.output_scale if self.config.residual_scales and name in ("output", "down") else weight
+
     def product(self, name: str, x: Tensor, matmul: MatMul | None = None) -> Tensor:
         """x times a declared matrix, and its bias if there are any. `matmul` takes the place of the layer's own."""
-        y = (matmul or self.matmuls[name])(x, getattr(self, name))
+        y = (matmul or self.matmuls[name])(x, self.matrix(name))
         return y + getattr(self, f"{name}_bias").to(y.dtype) if self.config.biases else y
 
 

@@ -23,6 +23,8 @@ ADAM_RATES = {
     "lm_head": "lm_head_lr",
     "scalars": "scalar_lr",
     "vectors": "vector_lr",
+    "gates": "gate_lr",
+    "ngrams": "ngram_lr",
 }
 """The field of `optim.adam` that holds a group's rate."""
 ONE_DIMENSIONAL = ("scalars", "vectors")
@@ -77,7 +79,8 @@ def _param_groups(optim: OptimConfig, names: tuple[str, ...]) -> dict[str, Param
 
 
 def _resolved(optim: OptimConfig, name: str, change: GroupConfig) -> ParamGroup:
-    usually = {"adamw": "adam"}.get(optim.matrices, optim.matrices) if name == "matrices" else "adam"
+    own = {"matrices": {"adamw": "adam"}.get(optim.matrices, optim.matrices), "ngrams": "adam_rows"}
+    usually = own.get(name, "adam")
     rule = change.rule or (usually if name in ADAM_RATES else None)
     if rule is None:
         raise ConfigError(f"optim.groups: group {name!r} has no rule; add an entry with a rule and a rate")

@@ -34,11 +34,21 @@ def _rules(config: Settings) -> dict[str, str]:
 
 
 def _has_scalars(config: Settings) -> bool:
-    return bool(config["model.x0_mix"] or config["model.unet_skips"] or config["model.value_path"] != "plain")
+    switches = ("x0_mix", "unet_skips", "smear", "residual_scales", "skip", "backout_layer")
+    used = any(config.get(f"model.{name}") not in (None, False) for name in switches)
+    return used or config["model.value_path"] != "plain" or _has_ngrams(config)
 
 
 def _has_vectors(config: Settings) -> bool:
     return bool(config["model.norm"] != "rms" or config["model.biases"])
+
+
+def _has_ngrams(config: Settings) -> bool:
+    return any(config.get(f"model.ngrams.{name}_rows") is not None for name in ("bigram", "trigram"))
+
+
+def _has_gates(config: Settings) -> bool:
+    return bool(config["model.value_gates"] or config["model.smear"])
 
 
 def _averages(config: Settings) -> bool:
@@ -50,9 +60,10 @@ def _long_windows(config: Settings) -> bool:
 
 
 WINDOW = Condition("a window (--model.window.unit)", _is_not("model.window.unit", "none"))
-SCALARS = Condition("--model.x0-mix, --model.unet-skips or a --model.value-path", _has_scalars)
+SCALARS = Condition("learned scalars (--model.x0-mix, --model.unet-skips, a --model.value-path, ...)", _has_scalars)
 VECTORS = Condition("--model.norm rms_weighted or layer, or --model.biases", _has_vectors)
 AVERAGED = Condition("--optim.average.tau-steps or --optim.average.tau-share", _averages)
+NGRAMS = Condition("--model.ngrams.bigram-rows or --model.ngrams.trigram-rows", _has_ngrams)
 COMPILED = Condition("--train.compile", _is_not("train.compile", False))
 MATTERS: dict[str, Condition] = {
     "model.lm_head_init": Condition("--model.no-tied-lm-head", _is_not("model.tied_lm_head", True)),
@@ -62,6 +73,13 @@ MATTERS: dict[str, Condition] = {
     "model.value_storage": Condition(
         "a --model.value-path with tables", _is_not("model.value_path", "plain", "residual")
     ),
+    "model.value_init_std": Condition(
+        "a --model.value-path with tables", _is_not("model.value_path", "plain", "residual")
+    ),
+    "model.attention_output_starts": Condition(
+        "--model.zero-init-outputs", lambda config: bool(config["model.zero_init_outputs"])
+    ),
+    "model.ngrams.sign_rows": NGRAMS,
     "model.window.start_tokens": WINDOW,
     "model.window.growth_tokens": WINDOW,
     "model.window.quantum_tokens": WINDOW,
@@ -76,6 +94,8 @@ MATTERS: dict[str, Condition] = {
     ),
     "optim.adam.lm_head_lr": Condition("--model.no-tied-lm-head", _is_not("model.tied_lm_head", True)),
     "optim.adam.scalar_lr": SCALARS,
+    "optim.adam.ngram_lr": NGRAMS,
+    "optim.adam.gate_lr": Condition("--model.value-gates or --model.smear", _has_gates),
     "optim.adam.vector_lr": VECTORS,
     "optim.adam.decay_vectors": Condition(
         "--optim.adam.weight-decay and parameters of one dimension",

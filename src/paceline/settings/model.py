@@ -51,6 +51,11 @@ class RotaryConfig(Limited, prefix="--model.rotary."):
     rows."""
 
 
+def rotary_pairs_of(config: RotaryConfig, head_dim: int) -> int:
+    """Pairs of a head that turn."""
+    return max(1, round(head_dim // 2 * config.rotary_fraction))
+
+
 @dataclass(frozen=True, kw_only=True)
 class WindowConfig(Limited, prefix="--model.window."):
     """The sliding window and its growth: quantum * floor((start + growth * step/steps) / quantum) tokens."""
@@ -121,6 +126,16 @@ class LayerOverride(Limited, prefix="model.layer_overrides: "):
     """Through which window it attends."""
     mlp_width: int | None = None
     """Hidden width of the MLP; 0: no MLP."""
+    attends_to: int | None = None
+    """Queries, keys and values come from the stream after this earlier layer, not from the layer's own input."""
+    key_offset: bool | None = None
+    """The dimensions of a key that no rotary pair turns are those of the token before it."""
+    score_scale: float | None = None
+    """Factor on the scores, instead of 1/sqrt(width of a query)."""
+    x0_gate: bool | None = None
+    """Add a learned multiple of the embedding after attention, starting at 0."""
+    ngram_gate: bool | None = None
+    """Add a learned multiple of the n-gram rows after attention, starting at 0.05."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +149,11 @@ class AttentionLayer:
     window: WindowKind
     value_table: int | None
     """The table whose rows are mixed into its values."""
+    scale: float
+    """Factor on the scores."""
+    key_offset: bool = False
+    attends_to: int | None = None
+    """The earlier layer whose output it attends to; None: the layer's own input."""
 
     @property
     def q_width(self) -> int:
@@ -152,11 +172,6 @@ class AttentionLayer:
         """Of the attended values, which the output matrix takes."""
         return self.num_heads * self.v_dim
 
-    @property
-    def scale(self) -> float:
-        """Factor on the scores."""
-        return float(self.qk_dim**-0.5)
-
 
 @dataclass(frozen=True, kw_only=True)
 class LayerConfig:
@@ -166,6 +181,30 @@ class LayerConfig:
     attention: AttentionLayer | None
     mlp_width: int
     """0: no MLP."""
+    x0_gate: bool = False
+    ngram_gate: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class NgramConfig(Limited, prefix="--model.ngrams."):
+    """Rows looked up by a hash of the last tokens, with a sign of ±1 for each channel by another hash: two n-grams that
+    share a row seldom share their signs. Zero at the start; documents are not told apart."""
+
+    bigram_rows: Annotated[int | None, at_least(2)] = None
+    """Rows of the table for a token and the one before it; the last is for tokens without one. None: no such table."""
+    trigram_rows: Annotated[int | None, at_least(2)] = None
+    """The same for a token and the two before it."""
+    sign_rows: Annotated[int, at_least(1)] = 8_192
+    """Rows of the fixed table of signs; a power of 2."""
+
+    def check(self) -> None:
+        if self.sign_rows & (self.sign_rows - 1):
+            raise ConfigError(f"--model.ngrams.sign-rows {self.sign_rows} is not a power of 2, as its hash needs")
+
+    @property
+    def tables(self) -> dict[int, int]:
+        """Rows of the tables by the number of tokens that they look at."""
+        return {n: rows for n, rows in ((2, self.bigram_rows), (3, self.trigram_rows)) if rows is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +216,8 @@ class LossTerm(Limited, prefix="model.loss_terms: "):
     """Factor on its mean over tokens; a stage may scale it."""
 
 
+GATE_INPUTS, SMEAR_INPUTS = 6, 12
+"""Numbers that a value gate reads of the layer's input and of a row, and the smear of an embedding."""
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu2", "swiglu")
 """Our own; a plug-in may bring others."""
 MOST_LAYERS = 100_000
@@ -222,9 +263,14 @@ class ModelConfig(Limited, prefix="--model."):
     stream. Which ones follows from seed, step and the token's place in the global batch."""
     zero_init_outputs: bool = False
     """Attention and MLP output matrices start at 0, so each block starts as the identity."""
-    matrix_init: Literal["uniform", "gpt2"] = "uniform"
-    """Start of the matrices inside blocks: U(±1/sqrt(inputs)), or N(0, 0.02) with output matrices at N(0, 0.02/sqrt(2
-    layers))."""
+    attention_output_starts: bool = False
+    """With zero_init_outputs, attention's output matrix starts like any other; only that of the MLP starts at 0."""
+    matrix_init: Literal["uniform", "gpt2", "half"] = "uniform"
+    """Start of the matrices inside blocks: U(±1/sqrt(inputs)); N(0, 0.02) with output matrices at N(0, 0.02/sqrt(2
+    layers)); or uniform with a standard deviation of 0.5/sqrt(width)."""
+    residual_scales: bool = False
+    """Each sub-layer makes r x + p y of the stream x and its output y, both learned, from r = sqrt(1.1) and p = 1. A
+    layer without attention still scales the stream in its place."""
     attention_branch_scale: Annotated[float, FINITE] = 1.0
     """Factor on the attention branch (record 4: 1/sqrt(2 * layers))."""
     norm_eps: Annotated[float, EPS] = 2.0**-23
@@ -236,19 +282,35 @@ class ModelConfig(Limited, prefix="--model."):
     rotary: RotaryConfig = field(default_factory=RotaryConfig)
     tied_lm_head: bool = False
     """The head is the token table."""
-    embedding_init: Literal["normal", "uniform", "gpt2"] = "normal"
-    """N(0, 1), or U(±1/sqrt(width)), the default of a linear layer, or N(0, 0.02)."""
+    embedding_init: Literal["normal", "uniform", "gpt2", "small"] = "normal"
+    """N(0, 1), or U(±1/sqrt(width)), the default of a linear layer, or N(0, 0.02), or N(0, 0.005)."""
     lm_head_init: Literal["zeros", "uniform", "gpt2"] = "uniform"
     """Start of an untied head. Zeros give a first loss of exactly ln(rows)."""
     embedding_norm: bool = False
     """RMS norm right after the embedding."""
+    smear: bool = False
+    """Add to each embedding the one before it, by a gate that reads its first 12 numbers, times a learned factor that
+    starts at 0. Crosses documents."""
+    ngrams: NgramConfig = field(default_factory=NgramConfig)
     x0_mix: bool = False
     """Each block first mixes its input with the embedding: x ← α x + β x0, learned, starting at (1, 0)."""
     unet_skips: bool = False
     """The second half adds the outputs of the first in reverse order, each with a learned weight starting at 1."""
-    value_path: Literal["plain", "residual", "layerwise", "mirrored", "sparse"] = "plain"
+    skip: tuple[int, int] | None = None
+    """The second layer's input gets the first one's output times σ(λ), λ learned and starting at -1.5."""
+    backout_layer: int | None = None
+    """The output of this layer times a learned factor, starting at 0.5, is taken off the stream before the head."""
+    value_path: Literal["plain", "residual", "layerwise", "mirrored", "sparse", "listed"] = "plain"
     """What is mixed into each layer's values: nothing; block 0's values; a table per layer; half as many tables used
-    twice in mirrored order; or `value_ends` tables for the first layers, used again in the same order by the last."""
+    twice in mirrored order; `value_ends` tables for the first layers, used again in the same order by the last; or a
+    table for each of `value_layers`."""
+    value_layers: tuple[int, ...] = ()
+    """Layers with a table of their own under the `listed` path. Negative: from the end."""
+    value_gates: bool = False
+    """v + g e instead of learned scalars: a gate for each head and token, 2 σ(W [x, e]) of the first 6 numbers of the
+    layer's input and of the row; W starts at 0, hence g at 1."""
+    value_init_std: Annotated[float, NOT_NEGATIVE] = 1.0
+    """Value tables start at N(0, this)."""
     value_ends: int = 3
     """Tables of the `sparse` path."""
     value_lambdas: Literal[1, 2] = 2
@@ -294,11 +356,19 @@ class ModelConfig(Limited, prefix="--model."):
         if self.value_path == "sparse" and not 0 < (needed := 2 * self.value_ends) <= layers:
             ends = f"--model.value-ends {self.value_ends} needs {needed} layers"
             raise ConfigError(f"{ends}, --model.num-layers has {layers}; use between 1 and {layers // 2}")
+        if (self.value_path == "listed") != bool(self.value_layers):
+            raise ConfigError(
+                f"--model.value-layers {self.value_layers}: list layers with --model.value-path listed only"
+            )
+        if self.value_gates and self.value_path in ("plain", "residual"):
+            raise ConfigError(f"--model.value-gates needs tables, which --model.value-path {self.value_path} has not")
         if self.value_path == "residual" and self.layers[0].attention is None:
             raise ConfigError("--model.value-path residual takes block 0's values, but block 0 has no attention")
 
     def _check_layers(self) -> None:
         named = [("layers-without-attention", layer) for layer in self.layers_without_attention]
+        named += [("value-layers", layer) for layer in self.value_layers] + [("skip", n) for n in self.skip or ()]
+        named += [("backout-layer", layer) for layer in (self.backout_layer,) if layer is not None]
         named += [("layer-overrides", layer) for change in self.layer_overrides for layer in change.layers]
         for flag, layer in named:
             if not -self.num_layers <= layer < self.num_layers:
@@ -310,17 +380,33 @@ class ModelConfig(Limited, prefix="--model."):
             raise ConfigError(f"{units}; count both windows in one unit")
         if self.long_window is not None and self.window.unit == "none":
             raise ConfigError("--model.long-window is set, but --model.window.unit is none: there are no windows")
+        if self.skip is not None and (self.unet_skips or not 0 <= self.skip[0] < self.skip[1]):
+            raise ConfigError(
+                f"--model.skip {self.skip} must lead from a layer to a later one, without --model.unet-skips"
+            )
+        if self.smear and self.width < SMEAR_INPUTS:
+            raise ConfigError(
+                f"--model.smear reads {SMEAR_INPUTS} numbers of an embedding; --model.width is {self.width}"
+            )
         for each in self.layers:
             self._check_layer(each)
 
     def _check_layer(self, layer: LayerConfig) -> None:
         where, shape = f"--model.layer-overrides of layer {layer.index}", layer.attention
+        if layer.ngram_gate and not self.ngrams.tables:
+            raise ConfigError(f"{where}: ngram_gate, but --model.ngrams.bigram-rows and trigram-rows are not set")
         if layer.mlp_width < 0:
             raise ConfigError(f"{where}: mlp_width {layer.mlp_width} is negative; 0 leaves the MLP out")
         if shape is None:
             return
         if shape.qk_dim < 2 or shape.qk_dim % 2 or shape.v_dim < 1:
             raise ConfigError(f"{where}: qk_dim {shape.qk_dim} must be even and v_dim {shape.v_dim} positive")
+        if shape.attends_to is not None and not 0 <= shape.attends_to < layer.index:
+            raise ConfigError(f"{where}: attends_to {shape.attends_to} is not an earlier layer")
+        if shape.key_offset and not 0 < rotary_pairs_of(self.rotary, shape.qk_dim) < shape.qk_dim // 2:
+            raise ConfigError(f"{where}: key_offset needs pairs at rest; lower --model.rotary.rotary-fraction")
+        if not -math.inf < shape.scale < math.inf:
+            raise ConfigError(f"{where}: score_scale {shape.scale} is not a finite number")
         if shape.window == "long" and self.long_window is None:
             raise ConfigError(f"{where}: window long, but --model.long-window is not set")
         table = shape.value_table
@@ -368,22 +454,40 @@ class ModelConfig(Limited, prefix="--model."):
             v_dim=self.head_dim,
             window="short",
             value_table=value_table,
+            scale=self.head_dim**-0.5,
         )
-        mlp_width = self.mlp_width
+        mlp_width, gates = self.mlp_width, {"x0_gate": False, "ngram_gate": False}
         for change in self.layer_overrides:
             if index in {layer % self.num_layers for layer in change.layers}:
-                stated: dict[str, Any] = {"qk_dim": change.qk_dim, "v_dim": change.v_dim, "window": change.window}
-                shape = replace(shape, **{name: value for name, value in stated.items() if value is not None})
+                names = ("qk_dim", "v_dim", "window", "attends_to", "key_offset")
+                stated: dict[str, Any] = {n: value for n in names if (value := getattr(change, n)) is not None}
+                if change.score_scale is not None:
+                    stated["scale"] = change.score_scale
+                elif change.qk_dim is not None:
+                    stated["scale"] = change.qk_dim**-0.5
+                shape = replace(shape, **stated)
+                gates |= {n: value for n in gates if (value := getattr(change, n)) is not None}
                 attends = attends if change.attention is None else change.attention
                 mlp_width = mlp_width if change.mlp_width is None else change.mlp_width
-        return LayerConfig(index=index, attention=shape if attends else None, mlp_width=mlp_width)
+        return LayerConfig(index=index, attention=shape if attends else None, mlp_width=mlp_width, **gates)
 
     @cached_property
     def layer_kinds(self) -> list[tuple[LayerConfig, int]]:
         """Layers that differ in more than their place: the first of each kind, and how many there are."""
-        kinds = Counter((layer.attention, layer.mlp_width) for layer in self.layers)
-        first = {(layer.attention, layer.mlp_width): layer for layer in reversed(self.layers)}
+        kinds = Counter(replace(layer, index=0) for layer in self.layers)
+        first = {replace(layer, index=0): layer for layer in reversed(self.layers)}
         return [(first[kind], count) for kind, count in kinds.items()]
+
+    @cached_property
+    def read_later(self) -> frozenset[int]:
+        """Layers whose output is read again: by a skip, by another layer's attention, before the head."""
+        read = {shape.attends_to for shape in self.attending} | {self.backout_layer, self.skip and self.skip[0]}
+        return frozenset(layer for layer in read if layer is not None)
+
+    @property
+    def looks_at_previous(self) -> bool:
+        """Whether something besides attention reads the tokens before a token."""
+        return self.smear or bool(self.ngrams.tables) or any(shape.key_offset for shape in self.attending)
 
     @cached_property
     def attending(self) -> tuple[AttentionLayer, ...]:
@@ -400,6 +504,10 @@ class ModelConfig(Limited, prefix="--model."):
                 return tuple(map(min, layers, reversed(layers)))
             case "sparse":
                 return (*ends, *[None] * (len(layers) - 2 * len(ends)), *ends)
+            case "listed":
+                tables = iter(range(self.num_layers))
+                listed = {layer % self.num_layers for layer in self.value_layers}
+                return tuple(next(tables) if layer in listed else None for layer in layers)
         return (None,) * len(layers)
 
     @cached_property

@@ -77,6 +77,10 @@ class AdamConfig(Limited, prefix="--optim.adam."):
     """Rate of the matrices when `optim.matrices` is adamw."""
     vector_lr: Annotated[float, NOT_NEGATIVE] = 0.003
     """Rate of the weights of norms and of biases."""
+    gate_lr: Annotated[float, NOT_NEGATIVE] = 0.008
+    """Rate of the small matrices of gates."""
+    ngram_lr: Annotated[float, NOT_NEGATIVE] = 0.56
+    """Rate of the n-gram tables, which adam_rows moves."""
     beta1: Annotated[float, BELOW_1] = 0.8
     beta2: Annotated[float, BELOW_1] = 0.95
     eps: Annotated[float, POSITIVE] = 1e-8

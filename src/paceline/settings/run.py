@@ -189,6 +189,9 @@ class RunConfig(Limited, prefix="--"):
 
     def _check_split(self) -> None:
         parts, length, unit = self.parallel.context_parallel, self.batch.sequence_tokens, self.model.window.unit
+        if parts > 1 and self.model.looks_at_previous:
+            why = "the smear, n-gram tables and key offsets need the token before a slice"
+            raise ConfigError(f"--parallel.context-parallel {parts}: {why}; use a preset without them")
         if parts > 1 and unit == "none":
             why = "--model.window.unit none lets every token see all before it"
             raise ConfigError(f"--parallel.context-parallel {parts}: {why}; use a preset with a window")

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from paceline.settings.model import AttentionLayer, DType, LayerConfig, ModelConfig
+from paceline.settings.model import GATE_INPUTS, SMEAR_INPUTS, AttentionLayer, DType, LayerConfig, ModelConfig
 
-Group = Literal["matrices", "embeddings", "value_embeddings", "lm_head", "scalars", "vectors"]
+Group = Literal["matrices", "embeddings", "value_embeddings", "ngrams", "lm_head", "scalars", "vectors", "gates"]
 """Parameters that the optimizer treats alike. A new kind of parameter may have a group of its own."""
 WorkClass = Literal["mlp", "attention_projections", "head_and_loss"]
 """Where a product's time is counted."""
@@ -32,7 +32,8 @@ class Init:
 
 
 GPT2_STD = 0.02
-NORMAL, GPT2 = Init("normal"), Init("normal", std=GPT2_STD)
+NORMAL, GPT2, SMALL = Init("normal"), Init("normal", std=GPT2_STD), Init("normal", std=0.005)
+RESIDUAL_START, NGRAM_START = math.sqrt(1.1), 0.05
 ZEROS, ONES = Init("values", values=(0.0,)), Init("values", values=(1.0,))
 
 
@@ -91,15 +92,21 @@ class Part:
 
 
 def embeddings(config: ModelConfig) -> Part:
-    start = {"normal": NORMAL, "uniform": uniform(config.width), "gpt2": GPT2}[config.embedding_init]
+    starts = {"normal": NORMAL, "uniform": uniform(config.width), "gpt2": GPT2, "small": SMALL}
+    start, value_start = starts[config.embedding_init], Init("normal", std=config.value_init_std)
     token = _table(config, "token", config.width, "embeddings", start, dense=config.tied_lm_head)
     widths, in_chunks = config.value_table_widths, config.value_storage == "chunks"
     tables = {f"values.{table}": width for table, width in widths.items()}
     if widths and in_chunks:
         tables = {"value_chunks": sum(widths.values())}
-    values = [_table(config, name, n, "value_embeddings", NORMAL, dense=in_chunks) for name, n in tables.items()]
+    values = [_table(config, name, n, "value_embeddings", value_start, dense=in_chunks) for name, n in tables.items()]
+    ngrams = [
+        replace(token, name=f"ngrams.{n}", shape=(rows, config.width), group="ngrams", init=ZEROS, gradient="either")
+        for n, rows in config.ngrams.tables.items()
+    ]
+    smear = [_scalars(config, "smear", (0.0,)), _gate("smear_gate", 1, SMEAR_INPUTS)] if config.smear else []
     rows = replace(token, name="position", shape=(config.rotary.max_tokens, config.width), init=GPT2, gradient="dense")
-    return Part((token, *([rows] if config.positions == "learned" else []), *values))
+    return Part((token, *([rows] if config.positions == "learned" else []), *values, *ngrams, *smear))
 
 
 def attention(config: ModelConfig, shape: AttentionLayer) -> Part:
@@ -109,8 +116,11 @@ def attention(config: ModelConfig, shape: AttentionLayer) -> Part:
     else:
         names = ("query", "key", "value")
         projections = [_matrix(config, name, out, width) for name, out in zip(names, rows, strict=True)]
-    output = _output(config, "output", width, shape.out_width)
+    output = _output(config, "output", width, shape.out_width, starts=config.attention_output_starts)
     mix = [_scalars(config, "value_mix", (0.5,) * config.value_lambdas)] if config.value_path != "plain" else []
+    if config.value_gates:
+        mix = [] if shape.value_table is None else [_gate("value_gate", shape.kv_heads, 2 * GATE_INPUTS)]
+    mix += [_scalars(config, "output_scale", (1.0,))] if config.residual_scales else []
     matrices = [*projections, output]
     products = tuple(_product(matrix, "attention_projections") for matrix in matrices)
     return Part((*matrices, *_biases(config, matrices), *mix), products)
@@ -119,7 +129,9 @@ def attention(config: ModelConfig, shape: AttentionLayer) -> Part:
 def mlp(config: ModelConfig, layer: LayerConfig) -> Part:
     ways_in = [_matrix(config, name, layer.mlp_width, config.width) for name in ("gate", "up")[not config.gated :]]
     matrices = [*ways_in, _output(config, "down", config.width, layer.mlp_width)]
-    return Part((*matrices, *_biases(config, matrices)), tuple(_product(matrix, "mlp") for matrix in matrices))
+    scale = [_scalars(config, "output_scale", (1.0,))] if config.residual_scales else []
+    products = tuple(_product(matrix, "mlp") for matrix in matrices)
+    return Part((*matrices, *_biases(config, matrices), *scale), products)
 
 
 def norm(config: ModelConfig) -> Part:
@@ -129,14 +141,22 @@ def norm(config: ModelConfig) -> Part:
     return Part(tuple(_vector(name, config.width, init) for name, init in names.items()))
 
 
-def block(config: ModelConfig) -> Part:
+def block(config: ModelConfig, layer: LayerConfig) -> Part:
     """What a block has besides its sub-layers."""
-    return Part((_scalars(config, "x0_mix", (1.0, 0.0)),)) if config.x0_mix else Part()
+    kept = (RESIDUAL_START,) * (1 + (layer.mlp_width > 0))
+    starts = {"x0_mix": (1.0, 0.0)} if config.x0_mix else {}
+    starts |= {"residual_scales": kept} if config.residual_scales else {}
+    starts |= {"x0_gate": (0.0,)} if layer.x0_gate else {}
+    starts |= {"ngram_gate": (NGRAM_START,)} if layer.ngram_gate else {}
+    return Part(tuple(_scalars(config, name, start) for name, start in starts.items()))
 
 
 def trunk(config: ModelConfig) -> Part:
     """What the model has besides embeddings and blocks."""
     skips = [_scalars(config, "skip_weights", (1.0,) * (config.num_layers // 2))] if config.unet_skips else []
+    skips += [_scalars(config, "skip_gate", (-1.5,))] if config.skip is not None else []
+    skips += [_scalars(config, "backout", (0.5,))] if config.backout_layer is not None else []
+    skips += [_scalars(config, "ngram_gate", (NGRAM_START,))] if config.ngrams.tables else []
     head = _matrix(config, "head", config.lm_head_rows, config.width)
     starts = {"zeros": ZEROS, "uniform": uniform(config.width), "gpt2": GPT2}
     head = replace(head, init=starts[config.lm_head_init])
@@ -158,16 +178,16 @@ def _matrix(config: ModelConfig, name: str, rows: int, columns: int, *, parts: t
         shape=(rows, columns),
         group="matrices",
         dtype="fp32",
-        init=GPT2 if config.matrix_init == "gpt2" else uniform(columns),
+        init={"gpt2": GPT2, "uniform": uniform(columns), "half": _half(config)}[config.matrix_init],
         parts=parts,
         rounded=config.precision.round_matrices_at_init,
     )
 
 
-def _output(config: ModelConfig, name: str, rows: int, columns: int) -> Parameter:
-    """The matrix at the end of a branch."""
+def _output(config: ModelConfig, name: str, rows: int, columns: int, *, starts: bool = False) -> Parameter:
+    """The matrix at the end of a branch; `starts`: not at 0, whatever the others do."""
     matrix = _matrix(config, name, rows, columns)
-    if config.zero_init_outputs:
+    if config.zero_init_outputs and not starts:
         return replace(matrix, init=ZEROS)
     small = Init("normal", std=GPT2_STD / math.sqrt(2 * config.num_layers))
     return replace(matrix, init=small) if config.matrix_init == "gpt2" else matrix
@@ -179,6 +199,16 @@ def _biases(config: ModelConfig, matrices: Sequence[Parameter]) -> list[Paramete
 
 def _vector(name: str, width: int, init: Init) -> Parameter:
     return Parameter(name=name, shape=(width,), group="vectors", dtype="fp32", init=init)
+
+
+def _half(config: ModelConfig) -> Init:
+    """Uniform, with a standard deviation of half of 1/sqrt(width)."""
+    return Init("uniform", bound=0.5 * math.sqrt(3 / config.width))
+
+
+def _gate(name: str, outputs: int, inputs: int) -> Parameter:
+    """A small matrix, in fp32, that starts at 0 and is not Muon's."""
+    return Parameter(name=name, shape=(outputs, inputs), group="gates", dtype="fp32", init=ZEROS)
 
 
 def _scalars(config: ModelConfig, name: str, start: tuple[float, ...]) -> Parameter:
@@ -230,7 +260,7 @@ def describe(config: ModelConfig) -> Description:
     parts = [("", trunk(config)), ("embeddings.", embeddings(config))]
     for layer in config.layers:
         path = f"blocks.{layer.index}."
-        parts.append((path, block(config)))
+        parts.append((path, block(config, layer)))
         if layer.attention is not None:
             parts.append((f"{path}attention_norm.", norm(config)))
             parts.append((f"{path}attention.", attention(config, layer.attention)))

@@ -16,6 +16,9 @@ NOT_NEEDED = {
         "lm_head_init",
         "matrix_init",
         "zero_init_outputs",
+        "attention_output_starts",
+        "value_init_std",
+        "ngrams.sign_rows",
         "precision.round_matrices_at_init",
     ),  # how a run begins
     *("window.start_tokens", "window.growth_tokens", "window.quantum_tokens"),  # the window of the step is exported
@@ -23,6 +26,7 @@ NOT_NEEDED = {
     "rotary.max_tokens",  # how long our own tables are; of learned positions it is exported
     "dropout",  # of training
     "loss_terms",  # what training adds to the loss; validation and exports leave it out
+    "value_layers",  # the tables of each layer are exported
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from paceline.core.errors import UserError
 from paceline.core.units import BLOCK_TOKENS
 from paceline.model.masks import Windows
 from paceline.model.rotary import rotary_pairs
@@ -24,12 +25,25 @@ SAME_NAMES = (
     "norm", "norm_eps", "qk_norm", "qk_norm_eps", "softcap", "tied_lm_head", "unet_skips", "x0_mix",
 )  # fmt: skip
 """What config.json calls as `ModelConfig` does."""
+NOT_EXPORTED = ("smear", "value_gates", "residual_scales", "skip", "backout_layer")
+NOT_EXPORTED_OF_LAYERS = ("attends_to", "key_offset", "score_scale", "x0_gate", "ngram_gate")
+"""Switches that the exported model does not know."""
+
+
+def check_exportable(model: ModelConfig) -> None:
+    """Raise UserError, naming the switch, if an export would be another model."""
+    used = ["ngrams"] if model.ngrams.tables else []
+    used += [name for name in NOT_EXPORTED if getattr(model, name) not in (False, None)]
+    used += [name for each in model.layer_overrides for name in NOT_EXPORTED_OF_LAYERS if getattr(each, name)]
+    if used:
+        raise UserError(f"--to hf: the exported model does not know model.{used[0]}; use --to safetensors")
 
 
 def hf_config(model: ModelConfig, *, sequence_tokens: int, windows: Windows, end_of_text: int) -> dict[str, Any]:
     """config.json. Weights are loaded in float32, which holds every number of a checkpoint. `sequence_tokens`: of
     training, which other programs take as the most to give the model at once, as `paceline evaluate` does. What may
     differ by layer is a list with an entry for each, 0 where a layer has no such thing."""
+    check_exportable(model)
     by_kind = dict(zip(model.windows, windows, strict=True))
     shapes = [layer.attention for layer in model.layers]
     return {
