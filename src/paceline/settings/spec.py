@@ -144,7 +144,7 @@ def norm(config: ModelConfig) -> Part:
 def block(config: ModelConfig, layer: LayerConfig) -> Part:
     """What a block has besides its sub-layers."""
     kept = (RESIDUAL_START,) * (1 + (layer.mlp_width > 0))
-    starts = {"x0_mix": (1.0, 0.0)} if config.x0_mix else {}
+    starts: dict[str, tuple[float, ...]] = {"x0_mix": (1.0, 0.0)} if config.x0_mix else {}
     starts |= {"residual_scales": kept} if config.residual_scales else {}
     starts |= {"x0_gate": (0.0,)} if layer.x0_gate else {}
     starts |= {"ngram_gate": (NGRAM_START,)} if layer.ngram_gate else {}
