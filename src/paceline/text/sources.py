@@ -326,7 +326,7 @@ class Reader:
                 yield [text]
             elif text is not None:
                 with text:
-                    yield _blocks_of(text)
+                    yield iter(partial(text.read, PIECE_CHARS), "")
             elif problem is not None:
                 unit = "line" if source.kind == "jsonl" else "row" if source.kind != "json" else "record"
                 self._leave_out(f"{source.place}, {unit} {number:,}: {problem}")
@@ -487,10 +487,6 @@ def _rest_of_line(lines: IO[bytes], block: bytes) -> Iterator[bytes]:
     while block:
         yield block
         block = b"" if block.endswith(b"\n") else lines.readline(BLOCK_BYTES)
-
-
-def _blocks_of(text: IO[str]) -> Iterator[str]:
-    return iter(partial(text.read, PIECE_CHARS), "")
 
 
 CURE = ", or leave such records out with --skip-bad"
