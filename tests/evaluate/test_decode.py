@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model.lively import LAYERS_OF_MANY_SHAPES, WINDOWS, lively, small, windows_of
+from model.lively import LAYERS_OF_MANY_SHAPES, WINDOWS, lively, logits_without_cache, small, windows_of
 from paceline.core.errors import UserError
 from paceline.evaluate.config import SamplingConfig
-from paceline.evaluate.decode import Decoder, logits_without_cache
+from paceline.evaluate.decode import Decoder
 from paceline.evaluate.generate import generate, sample_text
 from paceline.model.gpt import GPT
 from paceline.recipes.presets import PRESETS

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
-from model.lively import LAYERS_OF_MANY_SHAPES, WINDOWS, lively, small, windows_of
+from model.lively import LAYERS_OF_MANY_SHAPES, WINDOWS, lively, logits_without_cache, small, windows_of
 from paceline.core.probe import compiler
 from paceline.evaluate import decode_graph
 from paceline.evaluate.config import SamplingConfig
-from paceline.evaluate.decode import Decoder, Place, logits_without_cache, plan_plainly
+from paceline.evaluate.decode import Decoder, Place, plan_plainly
 from paceline.evaluate.decode_graph import DecodeGraph, plan_cells
 from paceline.evaluate.generate import _by_decode_graph, _one_by_one
 from paceline.evaluate.inference_model import prepared, row_product

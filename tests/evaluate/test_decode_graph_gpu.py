@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model.lively import lively
+from model.lively import lively, logits_without_cache
 from paceline.core.probe import compiler
 from paceline.evaluate.config import SamplingConfig
-from paceline.evaluate.decode import Decoder, logits_without_cache
+from paceline.evaluate.decode import Decoder
 from paceline.evaluate.decode_graph import DecodeGraph
 from paceline.evaluate.generate import _one_by_one, generate
 from paceline.evaluate.inference_model import prepared

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from kernels.decode_cases import check_parity, inputs_of, rank_slice
-from model.lively import small
+from model.lively import logits_without_cache, small
 from paceline.evaluate.config import SamplingConfig
-from paceline.evaluate.decode import Decoder, logits_without_cache
+from paceline.evaluate.decode import Decoder
 from paceline.evaluate.decode_graph import DecodeGraph, plan_cells
 from paceline.evaluate.sampling import Writing
 from paceline.kernels.attention_decode import attend_cells, mark_seen

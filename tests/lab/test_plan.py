@@ -10,7 +10,7 @@ from model.small import RECORDS, small
 from paceline.core.errors import ConfigError
 from paceline.core.units import BLOCK_TOKENS
 from paceline.lab.plan.efficiency import STARTS, fit, seconds, step_work
-from paceline.lab.plan.figures import EIGHT_H100, ONE_H200, PUBLIC_PEAKS_MIB, PUBLIC_STEPS_MS, Figure, step_figures
+from paceline.lab.plan.figures import EIGHT_H100, ONE_H200, PUBLIC_STEPS_MS, Figure, step_figures
 from paceline.lab.plan.gpus import GPUS, Cluster
 from paceline.lab.plan.memory import memory, peak_gib, remedy
 from paceline.lab.plan.network import sent_bytes
@@ -25,7 +25,7 @@ from paceline.settings.model import ModelConfig, WindowConfig
 from paceline.settings.parallel import ParallelConfig
 from paceline.settings.run import RunConfig
 from paceline.settings.spec import describe
-from plan_page import Check, memory_checks, step_checks
+from plan_page import PUBLIC_PEAKS_MIB, Check, memory_checks, step_checks
 from result_files import FOLDER
 
 TOLERANCE = 0.15

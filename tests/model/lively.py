@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from paceline.model.gpt import GPT
-from paceline.model.masks import Windows
+from paceline.model.masks import Windows, window_tensor
 from paceline.settings.model import LayerOverride, ModelConfig, RotaryConfig, WindowConfig
 
 WINDOWS = {
@@ -38,6 +39,12 @@ def lively(model: GPT) -> GPT:
 def windows_of(model: GPT, tokens: int) -> Windows:
     """The same window for each kind that the model has; none where it has no window."""
     return (tokens,) * len(model.config.windows)
+
+
+@torch.no_grad()
+def logits_without_cache(model: GPT, tokens_BT: Tensor, *, windows: Windows) -> Tensor:
+    """The next token's logits by a whole forward pass, which the cache must equal."""
+    return model.logits(tokens_BT, window_tensor(windows, tokens_BT.device))[:, -1, : model.config.vocab_size]
 
 
 def small(unit: str, **changes: object) -> GPT:

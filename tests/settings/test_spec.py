@@ -125,15 +125,13 @@ def test_a_parameter_that_no_part_declares_is_refused_before_anything_is_drawn(m
 
     monkeypatch.setattr("paceline.model.block.declare", with_gain)
     monkeypatch.setattr("paceline.model.ops._start", lambda *_, **__: pytest.fail("initial values were drawn"))
-    with pytest.raises(
-        ValueError, match=r"a module registers parameter blocks\.0\.gain, but no part of settings/spec\.py"
-    ):
+    with pytest.raises(ValueError, match=r"blocks\.0\.gain is registered by a module, but not declared in settings"):
         GPT(SMALL, end_of_text=0)
 
 
 def test_a_declared_parameter_that_no_module_registers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.model.block.declare", lambda module, part: None)
-    with pytest.raises(ValueError, match=r"settings/spec\.py declares parameter blocks\.0\.x0_mix, but no module"):
+    with pytest.raises(ValueError, match=r"blocks\.0\.x0_mix is declared in settings/spec\.py, but not registered"):
         GPT(SMALL, end_of_text=0)
 
 

@@ -40,10 +40,6 @@ class Corpus:
     def lengths(self) -> tuple[int, ...]:
         return tuple(len(shard) for shard in self.shards)
 
-    @property
-    def total_tokens(self) -> int:
-        return sum(self.lengths)
-
     @cached_property
     def fingerprint(self) -> str:
         """Changes when a shard, or the order of shards, does. See the module head for how sure that is."""

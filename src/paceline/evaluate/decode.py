@@ -1,4 +1,4 @@
-"""Next-token logits with a key/value cache, and without one as the definition.
+"""Next-token logits with a key/value cache; `GPT.logits` is the definition.
 
 The cache is a pool of slots, one per sequence, each at a length of its own. A slot is a ring of cells that holds what
 the window can reach and one piece of new tokens, however long the sequence grows: with the demo's window 1.1 MiB a
@@ -151,12 +151,6 @@ class Decoder:
             return made[s.window, s.scale](q, k, v, self.keys[layer.index], self.values[layer.index])
 
         return self.model.stream(tokens_BT, attend, queries, before)
-
-
-@torch.no_grad()
-def logits_without_cache(model: GPT, tokens_BT: Tensor, *, windows: Windows) -> Tensor:
-    """The same logits by a whole forward pass: the definition that the cache must equal."""
-    return model.logits(tokens_BT, window_tensor(windows, tokens_BT.device))[:, -1, : model.config.vocab_size]
 
 
 def check_length(model: GPT, tokens: int) -> None:

@@ -121,9 +121,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, window: Tensor | None, sc
 
 
 @attend_backward.register_fake
-def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, starts: Tensor, *_: object
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 

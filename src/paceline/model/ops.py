@@ -107,19 +107,14 @@ def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
     parameter's start as it was, which pairs the arms of an ablation. The draws run side by side: a generator draws on
     one core only."""
     named, specs = dict(model.named_parameters()), describe(config).parameters
-    _check_declared(set(named), {spec.name for spec in specs})
+    if alone := sorted(named.keys() ^ {spec.name for spec in specs}):  # the optimizer moves what is declared only
+        sides = ["registered by a module", "declared in settings/spec.py"]
+        here, missing = sides if alone[0] in named else reversed(sides)
+        raise ValueError(f"parameter {alone[0]} is {here}, but not {missing}")
     with ThreadPoolExecutor() as pool:
         starts = pool.map(partial(_start, seed=seed), specs)
     for spec, start in zip(specs, starts, strict=True):
         named[spec.name].data = start
-
-
-def _check_declared(registered: set[str], declared: set[str]) -> None:
-    """The optimizer moves what is declared, so anything else would keep its start without a word."""
-    if unknown := sorted(registered - declared):
-        raise ValueError(f"a module registers parameter {unknown[0]}, but no part of settings/spec.py declares it")
-    if missing := sorted(declared - registered):
-        raise ValueError(f"settings/spec.py declares parameter {missing[0]}, but no module registers it")
 
 
 @torch.no_grad()

@@ -192,10 +192,9 @@ def _check_names(params: Mapping[str, NamedParams]) -> None:
     places: dict[object, str] = {}
     for group, named in params.items():
         for name, param in named.items():
-            place = f"{name} of group {group!r}"
             if before := places.get(name) or places.get(id(param)):
-                raise ValueError(f"parameter {place} is {before} as well; each belongs to exactly one group")
-            places[name] = places[id(param)] = place
+                raise ValueError(f"parameter {name} of group {group!r} is {before} as well; each belongs to one group")
+            places[name] = places[id(param)] = f"{name} of group {group!r}"
 
 
 def _check_state(state: Mapping[str, Tensor], own: Mapping[str, Slot]) -> None:

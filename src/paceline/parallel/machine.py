@@ -74,20 +74,14 @@ def checked_groups(config: RunConfig, ranks: Ranks) -> dict[str, ParamGroup]:
     groups = param_groups(config.optim, describe(config.model).groups)
     for parameter in parameters:
         group = groups[parameter.group]
-        facts = rules()[group.rule]
+        facts, rule, its = rules()[group.rule], f"rule {group.rule!r}", f"{parameter.name} of group {group.name!r}"
         wanted = facts.gradient
         if facts.matrices and len(parameter.shape) != 2:
-            raise ConfigError(
-                f"optim.groups: rule {group.rule!r} moves matrices, but {parameter.name} of group {group.name!r} has "
-                f"shape {parameter.shape}; use another rule"
-            )
+            raise ConfigError(f"optim.groups: {rule} moves matrices, but {its} has shape {parameter.shape}")
         if wanted != parameter.gradient and parameter.gradient != "either":
-            raise ConfigError(
-                f"optim.groups: rule {group.rule!r} takes {wanted} gradients, but {parameter.name} of group "
-                f"{group.name!r} has {parameter.gradient} ones"
-            )
+            raise ConfigError(f"optim.groups: {rule} takes {wanted} gradients, but {its} has {parameter.gradient} ones")
         if group.every > 1 and (wanted == "rows" or (config.parallel.fsdp and ranks.world > 1)):
-            why = "under --parallel.fsdp" if config.parallel.fsdp else f"by rule {group.rule!r}"
+            why = "under --parallel.fsdp" if config.parallel.fsdp else f"by {rule}"
             raise ConfigError(f"optim.groups: {group.name!r} with every {group.every} cannot be moved {why}; use 1")
     return groups
 

@@ -188,25 +188,16 @@ def rate_at(schedule: ScheduleConfig, step: int, steps: int) -> float:
     return found
 
 
-def _cosine(remaining: float) -> float:
-    return 0.5 - 0.5 * math.cos(math.pi * remaining)
-
-
-def _linear(remaining: float) -> float:
-    return remaining
-
-
-RATE_SHAPES: dict[str, Callable[[float], float]] = {"linear": _linear, "cosine": _cosine}
+RateShape = Callable[[float], float]
+RATE_SHAPES: dict[str, RateShape] = {
+    "linear": lambda remaining: remaining,
+    "cosine": lambda remaining: 0.5 - 0.5 * math.cos(math.pi * remaining),
+}
 """From what remains of the cool-down to the multiplier, both from 1 to 0. A plug-in may bring others."""
 
 
 def lr_scale(
-    step: int,
-    *,
-    steps: int,
-    cooldown_steps: float,
-    floor: float = 0.0,
-    shape: Callable[[float], float] = _linear,
+    step: int, *, steps: int, cooldown_steps: float, floor: float = 0.0, shape: RateShape = RATE_SHAPES["linear"]
 ) -> float:
     """Multiplier after the warm-up: 1, then over the last `cooldown_steps` down to `floor`."""
     remaining = (steps - step) / cooldown_steps  # 1 where the cool-down starts, 0 one step after the last

@@ -273,7 +273,5 @@ def describe(config: ModelConfig) -> Description:
     if count > 1:
         groups = ", ".join(repr(each.group) for each in parameters if each.name == name)
         raise ValueError(f"settings/spec.py declares parameter {name} {count} times, in groups {groups}")
-    return Description(
-        parameters,
-        tuple(replace(each, name=path + each.name) for path, part in parts for each in part.products),
-    )
+    products = tuple(replace(each, name=path + each.name) for path, part in parts for each in part.products)
+    return Description(parameters, products)

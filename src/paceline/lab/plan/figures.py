@@ -1,10 +1,9 @@
-"""Every measured step and peak that the planner is fitted on and held against. No torch.
+"""Every measured step that the planner is fitted on. What else it is held against is in `tools/plan_page.py`. No torch.
 
 Public: the logs of the records on eight H100. H200: the original script of record 18 and our own steps on one card, on
 English text, 524,288 tokens in micro-batches of 65,536; steps with fused kernels in those of 262,144. Steps that were
-taken while other processes used the card are not here; nor are the peaks of 37 GiB that the first runs of records 17
-and 18 had, since later code needs 31 for the same. The figures are kept here and not read from result files, so that
-the fit is the same wherever the package is installed.
+taken while other processes used the card are not here. The figures are kept here and not read from result files, so
+that the fit is the same wherever the package is installed.
 """
 
 from collections.abc import Mapping
@@ -17,7 +16,6 @@ from paceline.lab.plan.work import Profile, Setting
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import with_steps
 
-MIB_PER_GIB = 1024
 PROFILES: dict[str, Profile] = {"original": "reference", "plain": "reference", "fused": "fast"}
 """Of the original script, our compiled paths, and those with fused kernels."""
 EIGHT_H100, ONE_H200 = Cluster(gpu="h100", gpus=8), Cluster(gpu="h200", gpus=1)
@@ -29,9 +27,6 @@ PUBLIC_STEPS_MS = {
     "r17-sparse-values": 144.00,
     "r18-softcap": 148.08,  # computes what 17 does, with other compiler settings
 }
-HELD_OUT_STEPS_MS = {"r04-muon": 216.33, "r13-window-warmup": 160.67, "r15-unet-values": 161.13}
-"""Public, too, and in no fit. Record 4 decided that a head of odd size is slow; 13 and 15 decided nothing."""
-PUBLIC_PEAKS_MIB = {"r16-block-mask": 34_239, "r17-sparse-values": 31_361, "r18-softcap": 31_563}
 R18_STEPS_BY_BLOCKS = {
     "original": {1: 0.925, 5: 1.01, 7: 1.04, 14: 1.08},
     "plain": {1: 0.9073, 7: 1.0189, 14: 1.0747},
@@ -40,11 +35,6 @@ R18_STEPS_BY_BLOCKS = {
 """Record 18 on one H200."""
 R18_MEAN_STEPS = {"original": 1.032, "plain": 1.036}
 """Over a schedule of 266 steps."""
-H200_PEAKS_GIB = {
-    "original": {"r18-softcap": 31.1},
-    "plain": {"r18-softcap": 31.3, "r16-block-mask": 33.3, "r14-value-embed": 35.6, "r05-modern-arch": 30.8},
-    "fused": {"r18-softcap": 20.41},
-}
 
 
 @dataclass(frozen=True)
@@ -59,32 +49,23 @@ class Figure:
 def step_figures() -> list[Figure]:
     """What the efficiencies are fitted on."""
     by_window = [
-        _own("r18-softcap", whose, step_s, f"window {blocks}", window_tokens=blocks * BLOCK_TOKENS)
+        own_figure("r18-softcap", whose, step_s, f"window {blocks}", window_tokens=blocks * BLOCK_TOKENS)
         for whose, steps in R18_STEPS_BY_BLOCKS.items()
         for blocks, step_s in steps.items()
     ]
     short = with_steps(preset("r18-softcap"), 266)
-    means = [_own("r18-softcap", whose, step_s, "mean", config=short) for whose, step_s in R18_MEAN_STEPS.items()]
-    return [*_public(PUBLIC_STEPS_MS, per_unit=1e3), *by_window, *means]
+    means = [own_figure("r18-softcap", whose, step_s, "mean", config=short) for whose, step_s in R18_MEAN_STEPS.items()]
+    return [*public_figures(PUBLIC_STEPS_MS, per_unit=1e3), *by_window, *means]
 
 
-def held_out_figures() -> list[Figure]:
-    return _public(HELD_OUT_STEPS_MS, per_unit=1e3)
-
-
-def memory_figures() -> list[Figure]:
-    own = [_own(name, whose, gib) for whose, peaks in H200_PEAKS_GIB.items() for name, gib in peaks.items()]
-    return [*_public(PUBLIC_PEAKS_MIB, per_unit=MIB_PER_GIB), *own]
-
-
-def _public(figures: Mapping[str, float], *, per_unit: float) -> list[Figure]:
+def public_figures(figures: Mapping[str, float], *, per_unit: float) -> list[Figure]:
     return [
         Figure(f"public log, {name}, 8 H100", _at(name, EIGHT_H100, "original"), figure / per_unit)
         for name, figure in figures.items()
     ]
 
 
-def _own(name: str, whose: str, measured: float, *parts: str, **changes: Any) -> Figure:
+def own_figure(name: str, whose: str, measured: float, *parts: str, **changes: Any) -> Figure:
     return Figure(", ".join((whose, name, "1 H200", *parts)), replace(_at(name, ONE_H200, whose), **changes), measured)
 
 
