@@ -16,14 +16,17 @@ from paceline.lab.plan.memory import memory, peak_gib, remedy
 from paceline.lab.plan.network import sent_bytes
 from paceline.lab.plan.predict import plan, step_seconds
 from paceline.lab.plan.visits import DOCUMENT_TOKENS, LOG_SPREAD, visited_keys
-from paceline.lab.plan.work import Setting, computation, matrix_bytes, matrix_shapes, table_bytes
+from paceline.lab.plan.work import Setting, computation, gradient_bytes, optimizer, orthogonal_shapes
 from paceline.metrics.flops import DENSE_BF16_FLOPS
 from paceline.model.gpt import GPT
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import with_steps
-from paceline.settings.model import ModelConfig, WindowConfig
+from paceline.settings.data import BatchConfig
+from paceline.settings.model import LayerOverride, ModelConfig, WindowConfig
+from paceline.settings.optim import GroupConfig
 from paceline.settings.parallel import ParallelConfig
 from paceline.settings.run import RunConfig
+from paceline.settings.schedule import Stage
 from paceline.settings.spec import describe
 from plan_page import PUBLIC_PEAKS_MIB, Check, memory_checks, step_checks
 from result_files import FOLDER
@@ -140,13 +143,87 @@ def test_without_documents_and_window_attention_visits_the_lower_triangle_of_blo
 
 def test_the_counted_matrices_and_bytes_are_those_of_the_model() -> None:
     for name in RECORDS:
-        config = small(name)
-        named = dict(GPT(config, end_of_text=0).named_parameters())
+        run = preset(name)
+        batch = BatchConfig(tokens=1024, sequence_tokens=1024)
+        run = replace(run, model=small(name), batch=batch, data=replace(run.data, end_of_text=0))
+        at = Setting(config=run, cluster=ONE_H200, profile="fast")
+        named = dict(GPT(at.config.model, end_of_text=0).named_parameters())
         matrices = [weight for key, weight in named.items() if key.startswith("blocks.") and weight.dim() == 2]
         tables = [weight for key, weight in named.items() if key.startswith("embeddings.") or key == "head"]
-        assert sum(r * c * n for (r, c), n in matrix_shapes(config).items()) == sum(w.numel() for w in matrices)
-        assert matrix_bytes(config) == sum(weight.nbytes for weight in matrices)
-        assert table_bytes(config) == sum(weight.nbytes for weight in tables)
+        scalars = [weight for weight in named.values() if weight.dim() == 1]
+        found = orthogonal_shapes(at.config)
+        assert sum(r * c * n for (r, c), n in found.items()) == sum(w.numel() for w in matrices)
+        assert gradient_bytes(at) == sum(weight.nbytes for weight in (*matrices, *scalars))
+        assert gradient_bytes(at, tables=True) == sum(weight.nbytes for weight in tables)
+
+
+def optimizer_bytes(at: Setting) -> float:
+    return sum(work.seconds for work in optimizer(at) if work.resource == "memory") * at.bytes_per_s
+
+
+def moved_by(at: Setting, *groups: GroupConfig) -> Setting:
+    return replace(at, config=replace(at.config, optim=replace(at.config.optim, groups=groups)))
+
+
+def test_every_group_is_updated_by_its_own_rule() -> None:
+    """Adam crosses weight, gradient and two slots, Muon's copies in between; a sign with one fp32 slot is no Adam."""
+    alone = replace(R18, cluster=ONE_H200)
+    about = describe(R18.config.model)
+    rest = about.nbytes() - about.nbytes("matrices")
+    assert optimizer_bytes(alone) == pytest.approx(7 * rest + 10 * about.nbytes("matrices"))
+    seldom = moved_by(alone, GroupConfig(name="lm_head", every=4))
+    saved = optimizer_bytes(alone) - optimizer_bytes(seldom)
+    assert saved == pytest.approx(7 * 3 / 4 * about.nbytes("lm_head"))
+    by_adam = moved_by(alone, GroupConfig(name="matrices", rule="adam", lr=0.01))
+    assert optimizer_bytes(by_adam) == pytest.approx(7 * about.nbytes())
+    assert not orthogonal_shapes(by_adam.config)
+    head = moved_by(alone, GroupConfig(name="lm_head", rule="muon", lr=0.01))
+    extra = orthogonal_shapes(head.config) - orthogonal_shapes(alone.config)
+    assert dict(extra) == {(50_304, 768): 1}
+
+
+def test_tables_moved_by_rows_cost_what_a_step_looks_up_and_not_what_they_hold() -> None:
+    names = ("embeddings", "value_embeddings")
+    rows = moved_by(R18, *(GroupConfig(name=name, rule="adam_rows", lr=0.1) for name in names))
+    wider = replace(rows, config=replace(rows.config, model=replace(rows.config.model, vocab_size=100_000)))
+    head = describe(wider.config.model).nbytes("lm_head") - describe(R18.config.model).nbytes("lm_head")
+    assert optimizer_bytes(wider) - optimizer_bytes(rows) == pytest.approx(7 * head)
+    assert sent_bytes(wider) - sent_bytes(rows) == pytest.approx(7 / 8 * 2 * head)
+    tokens = R18.config.batch.tokens
+    looked_up = sent_bytes(rows) - 7 / 8 * 2 * (gradient_bytes(rows) + gradient_bytes(rows, tables=True))
+    looked_up -= 7 / 8 * 2 * describe(R18.config.model).numel("matrices")
+    assert looked_up == pytest.approx(7 / 8 * tokens * 4 * (8 + 768 * 2))  # four tables, in bf16
+    doubled = replace(rows, config=replace(rows.config, batch=replace(rows.config.batch, tokens=2 * tokens)))
+    more = optimizer_bytes(doubled) - optimizer_bytes(rows)
+    assert more > tokens * 4 * 768 * 2 * (2 + 2 + 4)  # four tables: rows of weights and of gradients, and their sums
+
+
+def test_each_window_kind_is_counted_in_its_own_layers() -> None:
+    """A long window for layer 3 alone: of 11 layers with attention, one works on more keys."""
+    fixed = {"growth_tokens": 0, "quantum_tokens": 128}
+    short, long = (replace(R18.config.model.window, start_tokens=tokens, **fixed) for tokens in (128, 1_792))
+    model = replace(R18.config.model, window=short)
+    mixed = replace(model, long_window=long, layer_overrides=(LayerOverride(layers=(3,), window="long"),))
+
+    def attention_s(model: ModelConfig, **changes: int) -> float:
+        at = replace(R18, config=replace(R18.config, model=model), **changes)
+        return sum(work.seconds for work in computation(at) if work.resource == "attention")
+
+    all_short, all_long = attention_s(model), attention_s(replace(model, window=long))
+    assert attention_s(mixed) == pytest.approx((10 * all_short + all_long) / 11)
+    assert attention_s(mixed, step=7) == pytest.approx(attention_s(mixed))
+    assert attention_s(mixed, window_tokens=128) == pytest.approx(all_short)
+
+
+def test_a_step_of_a_stage_has_that_stages_batch_and_windows() -> None:
+    stages = (Stage(share=0.5, batch_tokens=262_144, window_tokens=128), Stage(share=0.5, window_tokens=1_792))
+    at = replace(R18, cluster=ONE_H200, config=replace(R18.config, stages=stages))
+    first, last = (replace(at, step=step) for step in (0, R18.config.steps - 1))
+    assert (first.tokens, at.tokens, last.tokens) == (262_144, 393_216, 524_288)
+    found = plan(at)
+    assert found.first_step_s == step_seconds(first) < found.step_s < found.last_step_s == step_seconds(last)
+    whole = replace(R18, cluster=ONE_H200, window_tokens=1_792)
+    assert step_seconds(last) == pytest.approx(step_seconds(whole))
 
 
 def test_peaks_are_those_of_the_table_of_utilisation() -> None:
@@ -180,7 +257,7 @@ def test_more_gpus_finish_sooner_and_cost_no_less() -> None:
 
 def test_a_ring_sends_each_gradient_twice_and_each_result_once() -> None:
     model = R18.config.model
-    gradients = matrix_bytes(model) + table_bytes(model)
+    gradients = describe(model).nbytes()
     assert sent_bytes(R18) == pytest.approx(7 / 8 * (2 * gradients + 2 * describe(model).numel("matrices")))
 
 
@@ -211,7 +288,7 @@ def test_gradients_outside_of_their_buckets_are_held_twice_by_several_gpus_only(
 
 def test_shared_moments_save_memory_and_cost_a_gather() -> None:
     shared = replace(R18, config=replace(R18.config, parallel=replace(R18.config.parallel, zero1=True)))
-    tables = table_bytes(R18.config.model)
+    tables = gradient_bytes(R18, tables=True)
     saved = (peak_gib(R18) - peak_gib(shared)) * 2**30
     assert saved == pytest.approx(7 / 8 * 2 * tables, rel=1e-6)
     assert sent_bytes(shared) - sent_bytes(R18) == pytest.approx(7 / 8 * tables)
@@ -223,7 +300,7 @@ def test_shards_save_memory_and_cost_gathers_of_all_weights() -> None:
     many = replace(R18, config=widened(config, 4))
     shards = replace(many, config=replace(many.config, parallel=replace(config.parallel, fsdp=True)))
     assert peak_gib(shards) < peak_gib(many)
-    weights = 2 * matrix_bytes(many.config.model) + table_bytes(many.config.model)
+    weights = 2 * gradient_bytes(many) + gradient_bytes(many, tables=True)
     assert sent_bytes(shards) > 7 / 8 * 8 * weights
     assert memory(replace(shards, cluster=Cluster(gpu="h100", gpus=1))).gathered == 0
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from paceline.metrics.meter import LAUNCH_VARIABLE, Meter, MeterState, seconds_left, seconds_since_launch
+from paceline.metrics.meter import LAUNCH_VARIABLE, Meter, MeterState, seconds_since_launch
 
 STEP_S, EVAL_S, COMPILE_S = 2.0, 50.0, 30.0
 
@@ -144,10 +144,6 @@ def test_rates_count_the_tokens_of_steps_that_differ_in_size() -> None:
     run(second, clock, range(7, 12), tokens=300)
     assert second.mean_tokens_per_s == (5 * 100 + 5 * 300) / (10 * STEP_S)
     assert second.tokens_per_s == 300 / STEP_S
-
-
-def test_time_left() -> None:
-    assert seconds_left(10, 2048, 1024) == 20
 
 
 def test_launch_is_when_the_process_started(monkeypatch: pytest.MonkeyPatch) -> None:

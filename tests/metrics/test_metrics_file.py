@@ -166,7 +166,7 @@ def output(console: Console) -> str:
 @pytest.mark.parametrize("steps", [1, 7, 20, 1000])
 def test_without_a_terminal_a_run_prints_few_lines_and_its_last_step(steps: int) -> None:
     out = console(terminal=False)
-    sink = ConsoleSink(steps=steps, console=out)
+    sink = ConsoleSink(steps=steps, tokens=2048 * steps, console=out)
     for step in range(1, steps + 1):
         sink.write(step_record(step))
     sink.write(eval_record(steps))
@@ -180,14 +180,20 @@ def test_without_a_terminal_a_run_prints_few_lines_and_its_last_step(steps: int)
 
 def test_a_line_tells_rate_and_time_left() -> None:
     out = console(terminal=False)
-    ConsoleSink(steps=500, console=out).write(step_record(100))
+    ConsoleSink(steps=500, tokens=500 * 2_048, console=out).write(step_record(100))
     assert "4,096 tok/s" in output(out)
     assert "3m20s left" in output(out)  # 400 steps of 2,048 tokens at 4,096 tokens/s
 
 
+def test_time_left_is_that_of_the_tokens_left_where_batches_grow() -> None:
+    out = console(terminal=False)
+    ConsoleSink(steps=500, tokens=100 * 2_048 + 400 * 4_096, console=out).write(step_record(100))
+    assert "6m40s left" in output(out)
+
+
 def test_a_line_has_the_bits_per_byte_of_the_last_validation_once_there_is_one() -> None:
     out = console(terminal=False)
-    sink = ConsoleSink(steps=20, console=out)
+    sink = ConsoleSink(steps=20, tokens=2048 * 20, console=out)
     for step in (1, 2):
         sink.write(step_record(step))
         sink.write(eval_record(step))
@@ -200,7 +206,7 @@ def test_a_notebook_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: py
     """Its kernel asks for colour, and rich would write HTML there."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    sink = ConsoleSink(steps=1)
+    sink = ConsoleSink(steps=1, tokens=2048)
     sink.write(step_record(1))
     sink.close()
     assert capsys.readouterr().out == "step 1/1  loss 3.5000  4,096 tok/s  0.0s left\n"
@@ -208,7 +214,7 @@ def test_a_notebook_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_a_terminal_gets_a_live_line_that_goes_away() -> None:
     out = console(terminal=True)
-    sink = ConsoleSink(steps=4, console=out)
+    sink = ConsoleSink(steps=4, tokens=8192, console=out)
     for step in range(1, 5):
         sink.write(step_record(step))
     sink.write(eval_record(4))
@@ -219,5 +225,5 @@ def test_a_terminal_gets_a_live_line_that_goes_away() -> None:
 
 def test_a_loss_that_is_not_finite_is_said_to_be_so() -> None:
     out = console(terminal=False)
-    ConsoleSink(steps=5, console=out).write(step_record(1, math.nan))
+    ConsoleSink(steps=5, tokens=10_240, console=out).write(step_record(1, math.nan))
     assert "not finite" in output(out)

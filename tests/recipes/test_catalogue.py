@@ -1,22 +1,34 @@
 """The presets as a list of facts, and the error for a name that is none of them."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from paceline.core.errors import ConfigError
 from paceline.recipes.catalogue import catalogue
 from paceline.recipes.presets import PRESETS, preset
+from paceline.settings.schedule import Stage
 
 
 def test_every_preset_is_listed_once_with_its_sizes() -> None:
     entries = {entry.name: entry for entry in catalogue()}
     assert list(entries) == list(PRESETS)
     newest = entries["r18-softcap"]
+    assert newest.tokens_per_step * newest.steps == newest.train_tokens
     assert (newest.parameters, newest.steps, newest.tokens_per_step) == (275_742_772, 1390, 524_288)
     assert newest.train_tokens == 728_760_320
     assert (newest.record, newest.predecessor, newest.public_minutes) == (18, "r17-sparse-values", 3.4)
     assert (entries["demo"].record, entries["demo"].predecessor, entries["demo"].changes) == (None, None, ())
+
+
+def test_a_preset_in_stages_is_listed_with_its_mean_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    demo = preset("demo")
+    stages = (Stage(share=0.5, batch_tokens=2 * demo.batch.tokens), Stage(share=0.5))
+    monkeypatch.setitem(PRESETS, "demo", lambda: replace(demo, steps=100, stages=stages))
+    entry = next(entry for entry in catalogue() if entry.name == "demo")
+    assert entry.tokens_per_step == 1.5 * demo.batch.tokens
+    assert entry.train_tokens == 100 * entry.tokens_per_step
 
 
 def test_an_entry_lists_what_the_record_changed_but_not_its_name() -> None:

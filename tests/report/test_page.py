@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from paceline.report.charts import as_script, chart_data, loss_points
 from paceline.report.markup import element
 from paceline.report.sections.results import figures
 from paceline.report.subject import load_subject
+from paceline.settings.model import LayerOverride
+from paceline.settings.schedule import Stage
 from report.runs_on_disk import SAMPLE, loss_at, write_run
 
 EVIL = "<script>alert(1)</script>\"'&</pre>\u2028"
@@ -355,3 +358,35 @@ def test_the_commands_import_neither_plotly_nor_scipy_before_they_are_used() -> 
         "sys.exit(bool({'plotly', 'scipy', 'torch'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---- the schedule
+
+
+def test_the_schedule_shows_each_window_and_what_changes(tmp_path: Path) -> None:
+    """Two windows, batches that double, and a momentum that warms up, by the settings of the run."""
+    subject = load_subject([write_run(tmp_path / "run", steps=100)])
+    [run] = subject.runs
+    assert run.settings is not None
+    model = run.settings.model
+    layers = (LayerOverride(layers=(1,), window="long"),)
+    model = replace(model, long_window=replace(model.window, start_tokens=512, growth_tokens=0), layer_overrides=layers)
+    muon = replace(run.settings.optim.muon, momentum_start=0.75, momentum_warmup_steps=50)
+    stages = (Stage(share=0.5, batch_tokens=1024), Stage(share=0.5))
+    optim = replace(run.settings.optim, muon=muon)
+    staged = replace(run, settings=replace(run.settings, model=model, optim=optim, stages=stages))
+    shown = chart_data(replace(subject, runs=[staged]))["groups"][0]["schedule"]
+    ends = {name: (chart["y"][0], chart["y"][-1]) for name, chart in shown.items() if name not in ("lr", "rate")}
+    assert ends == {"batch": (1024, 2048), "window": (128, 384), "window-long": (512, 512), "momentum": (0.75, 0.85)}
+    assert shown["batch"]["x"][0] == 1
+    assert shown["batch"]["y"][:51].count(1024) == 50
+    page_of_it = " ".join(page.sections_of(replace(subject, runs=[staged])).values())
+    for title in ("Batch (tokens)", "Long attention window (tokens)", "Momentum of Muon"):
+        assert title in page_of_it
+
+
+def test_what_never_changes_is_not_drawn_and_an_unknown_config_shows_what_was_recorded(tmp_path: Path) -> None:
+    subject = load_subject([write_run(tmp_path / "run", steps=100)])
+    assert set(chart_data(subject)["groups"][0]["schedule"]) == {"lr", "window", "rate"}
+    unknown = replace(subject, runs=[replace(subject.runs[0], settings=None)])
+    assert set(chart_data(unknown)["groups"][0]["schedule"]) == {"lr", "window", "rate"}

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from paceline.recipes.presets import preset
 from paceline.report import page, watch
 from paceline.report.subject import Subject
 from paceline.report.watch import RunsFolder, make_server
+from paceline.settings.schedule import Stage
 from report.ablation_on_disk import write_ablation
 from report.runs_on_disk import write_run
 
@@ -110,6 +112,23 @@ def cards(section: str) -> list[dict[str, str]]:
         }
         for card in section.split("<article")[1:]
     ]
+
+
+def test_the_time_left_is_that_of_the_tokens_of_the_stages_to_come(tmp_path: Path) -> None:
+    metrics = make(tmp_path, "running", done=30) / "metrics.jsonl"
+    demo = preset("demo")
+    last = {**json.loads(metrics.read_text().splitlines()[-1]), "tokens_per_s": 2 * demo.batch.tokens}
+    metrics.write_text("\n".join([*metrics.read_text().splitlines()[:-1], json.dumps(last), ""]))
+    subject, _ = RunsFolder(tmp_path, newest=24).look()
+    [run] = subject.runs
+    assert run.settings is not None
+    stages = (Stage(share=0.5, batch_tokens=demo.batch.tokens // 2), Stage(share=0.5, batch_tokens=3 * 2_048))
+    staged = replace(run, settings=replace(run.settings, stages=stages))
+    shown = page.sections_of(replace(subject, runs=[staged], running=[staged]))["running"]
+    assert cards(shown)[0]["Time left"] == "15.0s"  # ten steps of three times the tokens
+    unknown = replace(run, settings=None)
+    shown = page.sections_of(replace(subject, runs=[unknown], running=[unknown]))["running"]
+    assert cards(shown)[0]["Time left"] == "–"
 
 
 def test_what_runs_now_is_on_top_until_it_is_quiet_or_has_ended(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ class StoredRun:
     folder: Path
     card: RunCard
     config: dict[str, Any]  # dotted name to value
+    settings: RunConfig | None = None  # the same as a whole; None: this version does not understand it
     arm: str | None = None  # which arm of an ablation it is
 
     @property
@@ -87,18 +88,20 @@ def read_run(folder: Path) -> StoredRun:
     check_links(folder)
     card = read_card(folder)
     check_finite(folder / CARD_FILE, to_dict(card))
-    return StoredRun(label=folder.name, folder=folder, card=card, config=read_config(folder))
+    config, settings = read_config(folder)
+    return StoredRun(label=folder.name, folder=folder, card=card, config=config, settings=settings)
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> tuple[dict[str, Any], RunConfig | None]:
     try:
         values = RunFolder(folder).read_config()
     except ConfigError as error:
         raise RunError(str(error)) from None
     try:
-        return settings_of(from_dict(RunConfig, migrate_config(values)))
+        config = from_dict(RunConfig, migrate_config(values))
+        return settings_of(config), config
     except (ConfigError, AttributeError, TypeError):  # of a newer version, or edited
-        return {name: value for old, value in leaves(values) if (name := migrate_field(old)) is not None}
+        return {name: value for old, value in leaves(values) if (name := migrate_field(old)) is not None}, None
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:

@@ -115,11 +115,12 @@ def _stretch(config: RunConfig, first: StepSettings, last: StepSettings) -> dict
 
 
 def _show_schedule(config: RunConfig, rows: list[dict[str, Any]]) -> None:
-    table = plain_table(">stage", ">steps", ">tokens/step", ">tokens", ">windows", ">lr scale", ">momentum")
+    weighed = [f">{term.name} weight" for term in config.model.loss_terms]
+    table = plain_table(">stage", ">steps", ">tokens/step", ">tokens", ">windows", ">lr scale", ">momentum", *weighed)
     for row in rows:
         windows = " / ".join(f"{window:,}" for window in row["windows"].values()) or "none"
         steps, tokens = f"{row['first']:,} to {row['last']:,}", human_count(row["tokens"])
-        ranges = (_range(*row["lr_scale"]), _range(*row["momentum"]))
+        ranges = (_range(*row["lr_scale"]), _range(*row["momentum"]), *(f"{w:g}" for w in row["loss_weights"]))
         table.add_row(str(row["stage"]), steps, f"{row['tokens_per_step']:,}", tokens, windows, *ranges)
     groups = plain_table("group", "rule", ">base rate", ">beta1", ">beta2", ">decay", ">moves")
     for group in param_groups(config.optim, describe(config.model).groups).values():

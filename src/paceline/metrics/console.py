@@ -12,7 +12,6 @@ from rich.text import Text
 
 from paceline.core.output import loss_of, neutral, unchanged
 from paceline.core.units import human_seconds
-from paceline.metrics.meter import seconds_left
 from paceline.metrics.metrics_file import EvalMetrics, Metrics, StepMetrics
 
 PLAIN_LINES = 20  # step lines of a whole run where there is no terminal; a log should stay readable
@@ -54,8 +53,9 @@ class ConsoleSink:
     name = "console"
     required = False
 
-    def __init__(self, *, steps: int, start_step: int = 0, console: Console | None = None) -> None:
-        self._steps = steps
+    def __init__(self, *, steps: int, tokens: int, start_step: int = 0, console: Console | None = None) -> None:
+        """`steps` and `tokens` of the whole run."""
+        self._steps, self._tokens = steps, tokens
         self._console = console or console_on(sys.stdout)
         self._last_line = start_step * PLAIN_LINES // steps if start_step else -1
         self._bpb: float | None = None
@@ -72,11 +72,11 @@ class ConsoleSink:
             self._bpb = metrics.val_bpb
             self._print(eval_line(metrics, self._steps))
         elif self._progress is not None:
-            line = step_line(metrics, self._steps, self._bpb)
+            line = self._step_line(metrics)
             self._progress.update(self._task, completed=metrics.step, description=line)
         elif (due := metrics.step * PLAIN_LINES // self._steps) > self._last_line:
             self._last_line = due
-            self._print(step_line(metrics, self._steps, self._bpb))
+            self._print(self._step_line(metrics))
         if (lost := loss_of(self._console.file)) is not None:
             self.close()
             raise lost
@@ -85,18 +85,17 @@ class ConsoleSink:
         if self._progress is not None:
             self._progress.stop()
 
+    def _step_line(self, record: StepMetrics) -> str:
+        parts = [_step(record.step, self._steps), f"loss {_number(record.train_loss)}"]
+        if record.tokens_per_s:
+            left_s = max(0, self._tokens - record.tokens) / record.tokens_per_s  # validations come on top
+            parts += [f"{record.tokens_per_s:,.0f} tok/s", f"{human_seconds(left_s)} left"]
+        if self._bpb is not None:
+            parts.append(f"val {_number(self._bpb)} bits/byte")
+        return "  ".join(parts)
+
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def step_line(record: StepMetrics, steps: int, val_bpb: float | None = None) -> str:
-    parts = [_step(record.step, steps), f"loss {_number(record.train_loss)}"]
-    if record.tokens_per_s:
-        left_s = seconds_left(steps - record.step, record.tokens / record.step, record.tokens_per_s)
-        parts += [f"{record.tokens_per_s:,.0f} tok/s", f"{human_seconds(left_s)} left"]
-    if val_bpb is not None:
-        parts.append(f"val {_number(val_bpb)} bits/byte")
-    return "  ".join(parts)
 
 
 def eval_line(record: EvalMetrics, steps: int) -> str:

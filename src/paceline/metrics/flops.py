@@ -6,13 +6,12 @@ borders, which depend on the data, so that with a document mask the attention pa
 """
 
 import functools
-from collections import Counter
 from collections.abc import Mapping
 
 from paceline.core.units import BLOCK_TOKENS
 from paceline.settings.model import ModelConfig, WindowKind
 from paceline.settings.run import RunConfig
-from paceline.settings.schedule import sampled_steps, tokens_before, windows_at
+from paceline.settings.schedule import sampled_steps, tokens_by_windows
 from paceline.settings.spec import describe
 
 DENSE_BF16_FLOPS = {
@@ -34,18 +33,20 @@ DENSE_BF16_FLOPS = {
 
 def flops_per_token(model: ModelConfig, *, sequence_tokens: int, windows: Mapping[WindowKind, int]) -> float:
     """Forward and backward arithmetic of one token at one window of each kind."""
-    attention = 0.0
-    for shape in model.attending:  # scores and mix: 2 · 2 FLOP a key forward, twice that backward
-        keys = mean_visible_keys(model.window.unit, windows.get(shape.window), sequence_tokens)
-        attention += 6 * keys * shape.num_heads * (shape.qk_dim + shape.v_dim)
-    return 6 * describe(model).product_weights() + attention
+    unit, kinds = model.window.unit, {shape.window for shape in model.attending}
+    keys = {kind: mean_visible_keys(unit, windows.get(kind), sequence_tokens) for kind in kinds}
+    return 6 * describe(model).product_weights() + attention_flops(model, keys)
+
+
+def attention_flops(model: ModelConfig, keys: Mapping[WindowKind, float]) -> float:
+    """Of a token, at so many keys a query by window kind: scores and mix, 2 · 2 FLOP a key forward, twice that
+    backward."""
+    return sum(6 * keys[s.window] * s.num_heads * (s.qk_dim + s.v_dim) for s in model.attending)
 
 
 def mean_flops_per_token(run: RunConfig) -> float:
     """The same, averaged over the tokens of a run in which windows and batches change."""
-    tokens = Counter[tuple[tuple[WindowKind, int], ...]]()
-    for step in sampled_steps(run.steps):
-        tokens[tuple(windows_at(run, step).items())] += tokens_before(run, step + 1) - tokens_before(run, step)
+    tokens = tokens_by_windows(run, sampled_steps(run.steps))
     costs = [flops_per_token(run.model, sequence_tokens=run.batch.sequence_tokens, windows=dict(key)) for key in tokens]
     return sum(cost * n for cost, n in zip(costs, tokens.values(), strict=True)) / tokens.total()
 

@@ -140,11 +140,6 @@ class Meter:
         return now - self._loop_started - self._paused_s
 
 
-def seconds_left(steps_left: int, tokens_per_step: float, tokens_per_s: float) -> float:
-    """Training time still ahead at the current rate; validations come on top."""
-    return steps_left * tokens_per_step / tokens_per_s
-
-
 def seconds_since_launch() -> float:
     """How long ago this run was launched: by $PACELINE_LAUNCHED, else the age of this process where the system tells
     it (Linux), else 0."""

@@ -10,13 +10,13 @@ with recomputed blocks): libraries, the start of the weights, memory not given b
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from paceline.backends.registry import Kept, Operation, find
 from paceline.core.units import BLOCK_TOKENS, round_up
 from paceline.settings.data import BatchConfig
-from paceline.settings.groups import param_groups, rules
+from paceline.settings.groups import ParamGroup, RuleFacts, param_groups, rules
 from paceline.settings.model import ModelConfig
 from paceline.settings.optim import OptimConfig
 from paceline.settings.run import RunConfig
@@ -42,6 +42,8 @@ class Execution:
     """Of each gradient: 2 where ranks exchange copies instead of views."""
     shards: int = 1
     """Ranks that each keep a share of weights, gradients and slots."""
+    table_shards: int = 1
+    """Ranks that each keep a share of the slots of tables with dense gradients."""
     halo_tokens: int = 0
     """Tokens that attention fetches to the left of each sequence, if that is a slice."""
 
@@ -56,6 +58,7 @@ class Execution:
             recompute=config.train.recompute,
             gradient_copies=2 if world > 1 and not parallel.bucket_views else 1,
             shards=world if parallel.fsdp else 1,
+            table_shards=world if parallel.zero1 and not parallel.fsdp else 1,
             halo_tokens=halo_tokens(config.model, config.batch, parallel.context_parallel),
         )
 
@@ -149,19 +152,45 @@ def halo_tokens(model: ModelConfig, batch: BatchConfig, parts: int) -> int:
 
 def _optimizer(model: ModelConfig, optim: OptimConfig, share: BatchConfig, how: Execution) -> tuple[int, int, int]:
     """Bytes of slots, of what an update holds for a moment, and of gradients."""
-    groups = param_groups(optim, describe(model).groups)
     slots = update = gradients = 0
-    for (name, shape, dtype), count in describe(model).kinds.items():
-        rule, element = rules()[groups[name].rule], DTYPE_BYTES[dtype]
-        nbytes = count * math.prod(shape) * element
-        slots += count * rule.slot_bytes(shape, element)
-        slots += nbytes if groups[name].every > 1 else 0  # gradients that wait for a later step
-        update += count * rule.update_bytes(shape)
+    for kind in moved(model, optim):
+        rule, each = kind.rule, (kind.shape, kind.element_bytes)
+        slots += kind.count * rule.slot_bytes(*each) // (how.table_shards if kind.is_dense_table else 1)
+        slots += kind.nbytes if kind.group.every > 1 else 0  # gradients that wait for a later step
+        update += kind.count * rule.update_bytes(kind.shape)
         if rule.gradient == "rows":
-            gradients += count * share.tokens * (8 + shape[1] * (element + 2 * FP32))  # rows, sorted and summed
+            gradients += kind.count * share.tokens * rule.row_gradient_bytes(*each)
         else:
-            gradients += how.gradient_copies * nbytes
+            gradients += how.gradient_copies * kind.nbytes
     return slots, update, gradients
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Parameters of one group, shape and format, and what moves them."""
+
+    group: ParamGroup
+    rule: RuleFacts
+    shape: tuple[int, ...]
+    element_bytes: int
+    count: int
+    is_table: bool
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * math.prod(self.shape) * self.element_bytes
+
+    @property
+    def is_dense_table(self) -> bool:
+        return self.is_table and self.rule.gradient == "dense"
+
+
+def moved(model: ModelConfig, optim: OptimConfig) -> Iterator[Moved]:
+    """All parameters."""
+    about, facts = describe(model), rules()
+    groups, tables = param_groups(optim, about.groups), about.tables
+    for (name, shape, dtype), count in about.kinds.items():
+        yield Moved(groups[name], facts[groups[name].rule], shape, DTYPE_BYTES[dtype], count, name in tables)
 
 
 def _gathered(model: ModelConfig, micro_batches: int) -> int:

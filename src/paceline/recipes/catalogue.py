@@ -7,7 +7,7 @@ from typing import Any
 from paceline.core.schema import Change, changes
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.records import HISTORY, PUBLIC
-from paceline.settings.schedule import tokens_before
+from paceline.settings.schedule import mean_batch_tokens, tokens_before
 from paceline.settings.spec import describe
 
 
@@ -21,6 +21,7 @@ class CatalogueEntry:
     parameters: int
     steps: int
     tokens_per_step: int
+    """Mean over the steps."""
     train_tokens: int
     public_minutes: float | None
     """On eight H100, by the records' clock."""
@@ -52,7 +53,7 @@ def _entry(name: str) -> CatalogueEntry:
         predecessor=before,
         parameters=describe(config.model).numel(),
         steps=config.steps,
-        tokens_per_step=config.batch.tokens,
+        tokens_per_step=round(mean_batch_tokens(config)),
         train_tokens=tokens_before(config, config.steps),
         public_minutes=public.minutes if public else None,
         public_val_loss=public.val_loss if public else None,

@@ -14,6 +14,8 @@ from paceline.analysis.groups import Group
 from paceline.core.schema import to_dict
 from paceline.report.curves import MEMORY_FIELD, Column, Columns, kept
 from paceline.report.subject import Run, Subject, mean_time
+from paceline.settings.run import RunConfig
+from paceline.settings.schedule import muon_momentum, tokens_before, windows_at
 
 MOST_POINTS = 1_500  # of one line: more than a screen is wide
 ALL_POINTS = 40_000  # of all loss curves together, so that a page of 200 runs stays small and is drawn in seconds
@@ -142,7 +144,7 @@ def _group(group: Group[Run], points: int, num_groups: int) -> dict[str, Any]:
         "n": len(group.members),
         "mean": _line(training_band(group), points),
         "val": _line(validation_band(group), points),
-        "schedule": _schedule(group, num_groups),
+        "schedule": small_charts(group, num_groups),
         "wall": [_sized(part) for part in wall_parts(group)],
         "peak": max((run.card.peak_bytes for run in group.members if run.card.peak_bytes is not None), default=None),
     }
@@ -158,24 +160,47 @@ def _line(band: Band | None, points: int) -> dict[str, Any] | None:
     }
 
 
-def _schedule(group: Group[Run], num_groups: int) -> dict[str, Any]:
-    """The first run's schedule, which is that of all, and the speed: the mean over runs."""
+SMALL_CHARTS = {
+    "batch": "Batch (tokens)",
+    "window": "Attention window (tokens)",
+    "lr": "Learning-rate multiplier",
+    "momentum": "Momentum of Muon",
+    "rate": "Tokens per second",
+    "allocated": "Memory allocated on the GPU (GiB)",
+}
+"""Titles. Each further window kind has a chart of its own, `window-KIND`."""
+
+
+def small_charts(group: Group[Run], num_groups: int) -> dict[str, dict[str, Any]]:
+    """By chart: the first run's schedule, which is that of all, and the speed, the mean over runs."""
     all_points, most, fewest = SMALL_CHART_POINTS
     points = max(fewest, min(most, all_points // num_groups))
     steps, shown = group.first.curves.steps, 1.0 if group.times_comparable else np.nan
     mean = _band(group, [(run.curves.steps, shown * run.curves.steps["tokens_per_s"]) for run in group.drawn])
     speed = (steps["step"], steps["tokens_per_s"]) if mean is None else (mean.at["step"], mean.mean)
-    return {
-        "lr": _small(steps["step"], steps["lr_scale"], points),
-        "window": _small(steps["step"], steps["window_tokens"], points),
-        "rate": _small(*speed, points),
-        "allocated": _small(steps["step"], steps[MEMORY_FIELD] / 2**30, points),
-    }
+    drawn = {"lr": (steps["step"], steps["lr_scale"]), "rate": speed, "window": (steps["step"], steps["window_tokens"])}
+    drawn |= {"allocated": (steps["step"], steps[MEMORY_FIELD] / 2**30), **_planned(group.first, points)}
+    small = {name: (x, y, kept(y, points)) for name, (x, y) in drawn.items() if (y > 0).any()}
+    return {name: {"x": _rounded(x[chosen]), "y": _rounded(y[chosen])} for name, (x, y, chosen) in small.items()}
 
 
-def _small(x: Column, y: Column, points: int) -> dict[str, Any]:
-    chosen = kept(y, points)
-    return {"x": _rounded(x[chosen]), "y": _rounded(y[chosen])}
+def _planned(run: Run, points: int) -> dict[str, tuple[Column, Column]]:
+    """What the run's settings say of each window kind, and of batch and momentum if these change, at as many of the
+    recorded steps."""
+    recorded = run.curves.steps["step"]
+    if run.settings is None or not len(recorded):
+        return {}
+    at = recorded[np.linspace(0, len(recorded) - 1, min(points, len(recorded))).astype(int)]
+    rows = [_settings_at(run.settings, int(step) - 1) for step in at]
+    columns = {name: np.array([row[name] for row in rows], dtype=np.float64) for name in rows[0]}
+    return {name: (at, y) for name, y in columns.items() if name.startswith("window") or (y != y[0]).any()}
+
+
+def _settings_at(run: RunConfig, step: int) -> dict[str, float]:
+    names = {"short": "window"}
+    windows = {names.get(kind, f"window-{kind}"): tokens for kind, tokens in windows_at(run, step).items()}
+    batch = tokens_before(run, step + 1) - tokens_before(run, step)
+    return {**windows, "batch": batch, "momentum": muon_momentum(step, run.optim.muon)}
 
 
 def _positions(columns: Columns) -> dict[str, list[Any]]:

@@ -116,7 +116,7 @@ def load_runs(places: Sequence[tuple[Path, str | None]]) -> tuple[list[Run], lis
 def load_run(folder: Path, read_curves: Callable[[], Curves], *, arm: str | None = None) -> Run:
     """The run in `folder` under its card's name, or a RunError that names the damaged file."""
     one = read_run(folder)
-    return Run(label=one.card.name, folder=folder, card=one.card, config=one.config, arm=arm, curves=read_curves())
+    return Run(**{**vars(one), "label": one.card.name, "arm": arm}, curves=read_curves())
 
 
 def labelled_groups(runs: Sequence[Run]) -> list[Group[Run]]:

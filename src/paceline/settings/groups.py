@@ -116,6 +116,11 @@ class RuleFacts:
     """... and bytes of others for each row."""
     fp32_update: int = 0
     """Tensors of the parameter's shape in fp32 that an update holds for a moment."""
+    crossings: float = 3.0
+    """How often an update crosses memory, in sizes of the parameter, its slots apart: weights read and written,
+    gradients read."""
+    orthogonal: bool = False
+    """Its updates are made orthogonal by Newton–Schulz, whole matrices on one rank each."""
 
     def slot_bytes(self, shape: tuple[int, ...], element_bytes: int) -> int:
         """Of a parameter."""
@@ -123,6 +128,19 @@ class RuleFacts:
 
     def update_bytes(self, shape: tuple[int, ...]) -> int:
         return 4 * self.fp32_update * math.prod(shape)
+
+    @staticmethod
+    def row_gradient_bytes(shape: tuple[int, ...], element_bytes: int) -> int:
+        """Of a token: its index and row, then sorted and summed in fp32."""
+        return 8 + shape[1] * (element_bytes + 2 * 4)
+
+    def crossed_bytes(self, shape: tuple[int, ...], element_bytes: int, tokens: int) -> float:
+        """What an update of a parameter reads and writes; by rows, of those that so many tokens looked up."""
+        if self.gradient == "rows":
+            one = (1, *shape[1:])
+            kept = math.prod(one) * element_bytes + self.slot_bytes(one, element_bytes)
+            return 2 * tokens * (kept + self.row_gradient_bytes(shape, element_bytes))
+        return self.crossings * math.prod(shape) * element_bytes + 2 * self.slot_bytes(shape, element_bytes)
 
 
 def rules() -> dict[str, RuleFacts]:

@@ -11,7 +11,8 @@ function of step/steps and rounding it would change every multiplier.
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Annotated
@@ -146,6 +147,19 @@ def sequences_from(run: "RunConfig", step: int) -> Iterator[int]:
 def sampled_steps(steps: int) -> range:
     """Every step of a run, or of a very long one an even sample."""
     return range(0, steps, max(1, steps // SAMPLED_STEPS))
+
+
+def tokens_by_windows(run: "RunConfig", steps: Iterable[int]) -> Counter[tuple[tuple[WindowKind, int], ...]]:
+    """How many tokens of these steps are trained under which windows, each kind with its width."""
+    found = Counter[tuple[tuple[WindowKind, int], ...]]()
+    for step in steps:
+        found[tuple(windows_at(run, step).items())] += tokens_before(run, step + 1) - tokens_before(run, step)
+    return found
+
+
+def mean_batch_tokens(run: "RunConfig") -> float:
+    """Of a step, over all of them."""
+    return tokens_before(run, run.steps) / run.steps
 
 
 def check_stages(run: "RunConfig") -> None:

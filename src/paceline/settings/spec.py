@@ -55,6 +55,8 @@ class Parameter:
     """Its start is rounded through bf16."""
     gradient: Literal["dense", "rows", "either"] = "dense"
     """`rows`: only the rows that a step looked up, with their indices. `either`: as its rule asks."""
+    table: bool = False
+    """It has a row for each token id, place or hash."""
 
     @property
     def numel(self) -> int:
@@ -160,7 +162,7 @@ def trunk(config: ModelConfig) -> Part:
     head = _matrix(config, "head", config.lm_head_rows, config.width)
     starts = {"zeros": ZEROS, "uniform": uniform(config.width), "gpt2": GPT2}
     head = replace(head, init=starts[config.lm_head_init])
-    heads = () if config.tied_lm_head else (replace(head, group="lm_head"),)
+    heads = () if config.tied_lm_head else (replace(head, group="lm_head", table=True),)
     return Part((*skips, *heads), (_product(head, "head_and_loss"),))
 
 
@@ -168,7 +170,7 @@ def _table(config: ModelConfig, name: str, width: int, group: Group, init: Init,
     """A row for each token id. A gradient is `dense` where a table is also multiplied with, or looked up in pieces."""
     gradient: Literal["dense", "either"] = "dense" if dense else "either"
     shape, dtype = (config.embedding_rows, width), config.precision.embeddings
-    return Parameter(name=name, shape=shape, group=group, dtype=dtype, init=init, gradient=gradient)
+    return Parameter(name=name, shape=shape, group=group, dtype=dtype, init=init, gradient=gradient, table=True)
 
 
 def _matrix(config: ModelConfig, name: str, rows: int, columns: int, *, parts: tuple[int, ...] = ()) -> Parameter:
@@ -236,6 +238,11 @@ class Description:
     @property
     def groups(self) -> set[str]:
         return {group for group, _, _ in self.kinds}
+
+    @cached_property
+    def tables(self) -> set[str]:
+        """Groups of tables: most of the bytes, and nothing of a block."""
+        return {parameter.group for parameter in self.parameters if parameter.table}
 
     def numel(self, *groups: str) -> int:
         """Parameters of these groups; of all, if none is named."""

@@ -34,9 +34,6 @@ from paceline.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from paceline.parallel.fsdp import FsdpSync
 
-DEFERRED = ("embeddings", "value_embeddings", "lm_head")
-"""Groups whose gradients ranks add up apart from the rest: most of the bytes."""
-
 
 @dataclass(frozen=True)
 class Assembly:
@@ -198,9 +195,10 @@ def _on_device(
         apply_fsdp(model, machine.device, whole)
         return FsdpSync(model, ranks, whole)
     model.to(machine.device)
-    groups = model.parameter_groups()
-    named = {name: param for group in DEFERRED for name, param in groups.get(group, {}).items() if name not in rows}
-    return EmbeddingSync(named.values(), ranks, sharded=config.parallel.zero1)
+    tables = describe(config.model).tables  # their gradients ranks add up apart from the rest
+    groups = [named for group, named in model.parameter_groups().items() if group in tables]
+    apart = [param for named in groups for name, param in named.items() if name not in rows]
+    return EmbeddingSync(apart, ranks, sharded=config.parallel.zero1)
 
 
 def _tokenizer(data: Dataset, machine: Machine) -> tuple[Tokenizer | None, Machine]:

@@ -29,6 +29,7 @@ from paceline.parallel.memory_fit import Fit
 from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
 from paceline.parallel.rendezvous import joined
 from paceline.settings.run import RunConfig
+from paceline.settings.schedule import tokens_before
 from paceline.train.assemble import Assembly, assemble_to_fit
 from paceline.train.gradient_step import GradientStep
 from paceline.train.hooks import CheckpointHook, EvaluationHook, MetricsHook, SavedState
@@ -292,7 +293,7 @@ def _sinks(launch: Launch, log: JsonlSink | None, card: RunCard, start: int) -> 
     config, folder = launch.config, launch.folder.path
     run = Tracked(folder=folder, name=card.name, started=card.started, start_step=start, settings=to_dict(config))
     if launch.on_metrics is None:
-        last: Sink = ConsoleSink(steps=config.steps, start_step=start)
+        last: Sink = ConsoleSink(steps=config.steps, tokens=tokens_before(config, config.steps), start_step=start)
     else:
         last = CallbackSink(launch.on_metrics, launch.stop.ask)
     return FanOut([log, *trackers(config.metrics, run), last])

@@ -7,6 +7,7 @@ import pytest
 from paceline.lab.bench.gemm import products_of
 from paceline.lab.bench.gpu_telemetry import read_answers
 from paceline.recipes.presets import PRESETS, preset
+from paceline.settings.schedule import Stage
 from paceline.settings.spec import describe
 
 ATTENTION = "attention query, attention key, attention value, attention output"
@@ -28,6 +29,16 @@ def test_products_cost_six_operations_per_weight_and_token(name: str, kv_heads: 
         config = replace(config, model=replace(config.model, num_kv_heads=kv_heads))
     weights = describe(config.model).numel("matrices") + config.model.lm_head_rows * config.model.width
     assert sum(p.flops * p.calls for p in products_of(config)) == 6 * weights * config.batch.tokens
+
+
+def test_of_a_run_in_stages_products_are_counted_for_the_mean_step() -> None:
+    """Half of the steps have half of the tokens; the largest batch decides the micro-batch."""
+    config = preset("r18-softcap")
+    stages = (Stage(share=0.5, batch_tokens=config.batch.tokens // 2), Stage(share=0.5))
+    weights = describe(config.model).numel("matrices") + config.model.lm_head_rows * config.model.width
+    found = products_of(replace(config, stages=stages))
+    assert sum(p.flops * p.calls for p in found) == 6 * weights * config.batch.tokens * 3 / 4
+    assert {min(p.rows, p.depth, key=lambda side: abs(side - 65_536)) for p in found} == {65_536}
 
 
 def test_clock_and_power_are_medians_of_the_answers_that_are_numbers() -> None:

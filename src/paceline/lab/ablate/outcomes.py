@@ -36,7 +36,7 @@ def outcome_of(run: Run, folder: Path) -> Outcome:
         taken = has_card or bool(here.checkpoints())
         return Outcome(run, "refused", reason="has no config.json") if taken else Outcome(run, "waiting")
     try:
-        planned, there = settings_of(run.config), read_config(here.path)
+        planned, (there, _) = settings_of(run.config), read_config(here.path)
         for name in ("seed", *experiment_settings({**planned, **there})):
             if (value := there.get(name)) != planned.get(name):
                 return Outcome(run, "refused", reason=f"is another run: {name} is {value}, not {planned.get(name)}")

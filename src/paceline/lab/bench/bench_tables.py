@@ -79,7 +79,7 @@ def _window_row(row: dict[str, Any]) -> Sequence[str]:
 
 
 def _product_row(row: dict[str, Any]) -> Sequence[str]:
-    sides = (f"{side:,}" for side in (*row["shape"], row["calls"]))
+    sides = (f"{side:,g}" for side in (*row["shape"], row["calls"]))
     return (row["name"], row["kind"], *sides, f"{row['seconds']:.6f}", f"{row['tflops']:.3g}", f"{row['step_s']:.4f}")
 
 

@@ -20,7 +20,7 @@ from paceline.metrics.flops import mean_flops_per_token
 from paceline.model.ops import torch_dtype
 from paceline.parallel.machine import Machine, inspect_machine
 from paceline.settings.run import RunConfig
-from paceline.settings.schedule import tokens_before
+from paceline.settings.schedule import largest_batch, mean_batch_tokens
 from paceline.settings.spec import describe
 
 PEAK_SIDE = {"cuda": 8192, "cpu": 1024}
@@ -41,7 +41,8 @@ class Product:
     rows: int
     depth: int
     columns: int
-    calls: int
+    calls: float
+    """Mean over the steps."""
 
     @property
     def flops(self) -> int:
@@ -51,14 +52,14 @@ class Product:
 
 def products_of(config: RunConfig) -> list[Product]:
     """Every product with a weight, those of equal shape as one. The head counts once, however it is cut."""
-    tokens = config.batch.micro_sequences * config.batch.sequence_tokens
+    tokens = largest_batch(config).micro_sequences * config.batch.sequence_tokens
     weights: dict[tuple[int, int], list[str]] = {}
     for product in describe(config.model).products:
         short = " ".join(product.name.split(".")[-2:])  # `blocks.3.mlp.up` as `mlp up`
         weights.setdefault((product.outputs, product.inputs), []).append(short)
     found = []
     for (out, into), names in weights.items():
-        name, calls = ", ".join(dict.fromkeys(names)), len(names) * (config.batch.tokens // tokens)
+        name, calls = ", ".join(dict.fromkeys(names)), len(names) * mean_batch_tokens(config) / tokens
         found.append(Product(name, "forward", tokens, into, out, calls))
         found.append(Product(name, "grad input", tokens, out, into, calls))
         found.append(Product(name, "grad weight", out, tokens, into, calls))
@@ -152,4 +153,4 @@ def measured_peak(machine: Machine, *, repeats: int = 20) -> float:
 def floor_s(config: RunConfig, flops_per_s: float) -> float:
     """Seconds of a step's whole arithmetic at this rate, averaged over the schedule. Attention counts every key that
     the window lets through, as if no document ended."""
-    return mean_flops_per_token(config) * tokens_before(config, config.steps) / config.steps / flops_per_s
+    return mean_flops_per_token(config) * mean_batch_tokens(config) / flops_per_s

@@ -8,7 +8,7 @@ from typing import Any
 from paceline.backends.lm_head import in_chunks
 from paceline.backends.registry import Operation, Request, find, suited
 from paceline.lab.plan.gpus import GPUS
-from paceline.lab.plan.work import Setting, profile_on, table_bytes
+from paceline.lab.plan.work import Setting, profile_on
 from paceline.lab.technique import flag_words
 from paceline.parallel.memory_model import KEEPING, Execution, Memory, step_memory
 from paceline.parallel.memory_plans import USABLE_SHARE
@@ -18,11 +18,8 @@ GIB = 2**30
 
 
 def memory(at: Setting) -> Memory:
-    """Of a step. Shared moments of Adam are held by each rank for its rows only."""
-    config = at.config
-    whole = step_memory(config.model, config.optim, at.share, _execution(at))
-    ranks = at.cluster.gpus if config.parallel.zero1 and not config.parallel.fsdp else 1
-    return replace(whole, slots=whole.slots - 2 * table_bytes(config.model) * (ranks - 1) // ranks)
+    """Of a step."""
+    return step_memory(at.config.model, at.config.optim, at.share, _execution(at))
 
 
 def peak_gib(at: Setting) -> float:

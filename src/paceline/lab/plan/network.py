@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.lab.plan.gpus import Cluster
-from paceline.lab.plan.work import Setting, Work, matrix_bytes, matrix_rule, table_bytes
+from paceline.lab.plan.work import Setting, Work, gradient_bytes, moved_of, orthogonal_shapes
 from paceline.parallel.memory_model import halo_tokens
-from paceline.settings.spec import DTYPE_BYTES, describe
+from paceline.settings.spec import DTYPE_BYTES
 
 BUCKET_BYTES = 25 * 2**20
 """What is exchanged at once."""
@@ -38,6 +38,10 @@ class Exchange:
 def exchanges(at: Setting) -> Iterator[Exchange]:
     if at.cluster.gpus > 1:
         yield from _of_shards(at) if at.config.parallel.fsdp else _of_replicas(at)
+        lookups = [kind for kind in moved_of(at) if kind.rule.gradient == "rows"]
+        sent = sum(kind.count * (8 + kind.shape[1] * kind.element_bytes) for kind in lookups)  # of a token
+        if sent:
+            yield Exchange(at.tokens * at.cluster.gpus * sent, 1, 1.0)
     if (parts := at.config.parallel.context_parallel) > 1:  # keys and values of a halo to the right, gradients back
         m, halo = at.config.model, halo_tokens(at.config.model, at.config.batch, parts) * at.share.sequences
         halo_bytes = halo * sum(s.k_width + s.v_width for s in m.attending) * DTYPE_BYTES[m.precision.compute]
@@ -47,28 +51,30 @@ def exchanges(at: Setting) -> Iterator[Exchange]:
 def _of_shards(at: Setting) -> Iterator[Exchange]:
     """Every micro-batch gathers blocks twice and tables once; gradients are dealt out once, and the rows of Muon's
     matrices go to one rank each and come back."""
-    matrices, tables, times = matrix_bytes(at.config.model), table_bytes(at.config.model), at.tokens // at.micro_tokens
-    yield Exchange(times * (2 * matrices + tables), 1, EXPOSED_UNCOMPILED)
-    yield Exchange(matrices + tables, 1, EXPOSED_UNCOMPILED)
-    if matrix_rule(at.config) == "muon":
-        yield Exchange((matrices + _result_bytes(at)) // at.cluster.gpus, 1, EXPOSED_BESIDE_MUON)
+    blocks, tables, times = gradient_bytes(at), gradient_bytes(at, tables=True), at.tokens // at.micro_tokens
+    yield Exchange(times * (2 * blocks + tables), 1, EXPOSED_UNCOMPILED)
+    yield Exchange(blocks + tables, 1, EXPOSED_UNCOMPILED)
+    if results := _result_bytes(at):
+        matrices = sum(kind.nbytes for kind in moved_of(at) if kind.rule.orthogonal)
+        yield Exchange((matrices + results) // at.cluster.gpus, 1, EXPOSED_BESIDE_MUON)
 
 
 def _of_replicas(at: Setting) -> Iterator[Exchange]:
-    tables, muon = table_bytes(at.config.model), matrix_rule(at.config) == "muon"
+    tables, results = gradient_bytes(at, tables=True), _result_bytes(at)
     after_backward = 1.0 if at.compiled else EXPOSED_UNCOMPILED
-    beside_muon = EXPOSED_BESIDE_MUON if at.profile == "fast" and muon else after_backward
-    yield Exchange(matrix_bytes(at.config.model), 2, after_backward)
+    beside_muon = EXPOSED_BESIDE_MUON if at.profile == "fast" and results else after_backward
+    yield Exchange(gradient_bytes(at), 2, after_backward)
     yield Exchange(tables, 2, beside_muon)
-    if muon and at.shares_matrices:
-        yield Exchange(_result_bytes(at), 1, EXPOSED_BESIDE_MUON)
+    if results and at.shares_matrices:
+        yield Exchange(results, 1, EXPOSED_BESIDE_MUON)
     if at.config.parallel.zero1:
         yield Exchange(tables, 1, EXPOSED_BESIDE_MUON)
 
 
 def _result_bytes(at: Setting) -> int:
-    """Of Muon."""
-    return DTYPE_BYTES[at.config.optim.muon.ns_dtype] * describe(at.config.model).numel("matrices")
+    """Of Muon's iterations, in all."""
+    weights = sum(rows * columns * count for (rows, columns), count in orthogonal_shapes(at.config).items())
+    return DTYPE_BYTES[at.config.optim.muon.ns_dtype] * weights
 
 
 def sent_bytes(at: Setting) -> float:

@@ -16,7 +16,7 @@ from paceline.lab.plan.memory import GIB, fits, flags_of, memory, named_back_end
 from paceline.lab.plan.network import exchange, sent_bytes
 from paceline.lab.plan.work import Profile, Resource, Setting
 from paceline.metrics.flops import mean_flops_per_token
-from paceline.settings.schedule import Stage, schedule
+from paceline.settings.schedule import batches_of
 from paceline.settings.spec import describe
 
 START_S = {True: 110.0, False: 10.0}
@@ -111,8 +111,8 @@ def plan(at: Setting, *, price: float | None = None) -> Plan:
         micro_tokens=at.micro_tokens,
         micro_batches=at.tokens // at.micro_tokens,
         step_s=step_s,
-        first_step_s=step_seconds(_at_step(at, 0)),
-        last_step_s=step_seconds(_at_step(at, config.steps - 1)),
+        first_step_s=step_seconds(replace(at, step=0)),
+        last_step_s=step_seconds(replace(at, step=config.steps - 1)),
         compute_s=parts,
         optimizer_s=optimizer_s,
         communication_s=seconds(exchange(at, exposed=False), efficiencies),
@@ -139,14 +139,6 @@ def plan(at: Setting, *, price: float | None = None) -> Plan:
     )
 
 
-def _at_step(at: Setting, step: int) -> Setting:
-    """The batch and the windows of one step, for as long as a run."""
-    config, settings = at.config, schedule(at.config, step)
-    tokens, window = settings.sequences * config.batch.sequence_tokens, settings.windows.get
-    stage = Stage(share=1.0, batch_tokens=tokens, window_tokens=window("short"), long_window_tokens=window("long"))
-    return replace(at, config=replace(config, stages=(stage,)))
-
-
 @functools.cache
 def efficiencies_of(profile: Profile) -> Efficiencies:
     return fit(profile, step_figures())
@@ -157,11 +149,11 @@ def step_seconds(at: Setting) -> float:
 
 
 def _check(at: Setting, price: float | None) -> None:
-    batch, gpus, parts = at.config.batch, at.cluster.gpus, at.config.parallel.context_parallel
+    gpus, parts = at.cluster.gpus, at.config.parallel.context_parallel
     if gpus % parts:
         raise ConfigError(f"--parallel.context-parallel {parts} does not divide --gpus {gpus:,}; use a multiple of it")
     runs = gpus // parts
-    if batch.sequences % runs:
+    for batch in (each for each in batches_of(at.config) if each.sequences % runs):
         fewer = next(n for n in range(min(runs, batch.sequences), 0, -1) if batch.sequences % n == 0)
         more = math.ceil(batch.sequences / runs) * runs * batch.sequence_tokens
         raise ConfigError(

@@ -8,12 +8,12 @@ blocks of window give 2.00 / 5.39 / 8.34 visited ones, and 10 M tokens of Englis
 import functools
 import math
 import statistics
-from collections import Counter
+from collections.abc import Iterable
 
 from paceline.core.units import BLOCK_TOKENS
 from paceline.settings.model import ModelConfig, WindowKind
 from paceline.settings.run import RunConfig
-from paceline.settings.schedule import sampled_steps, tokens_before, windows_at
+from paceline.settings.schedule import tokens_by_windows
 
 DOCUMENT_TOKENS = 650.0
 """Mean length of a document: English web pages and articles, GPT-2's tokens."""
@@ -21,20 +21,15 @@ LOG_SPREAD = 1.5
 """Standard deviation of the logarithm of the length."""
 
 
-def mean_visited_keys(run: RunConfig, *, document_tokens: float) -> dict[WindowKind, float]:
-    """By window kind, averaged over the tokens of a run in which windows and batches change; of a very long one, over
-    an even sample of its steps."""
-    names: list[WindowKind] = list(run.model.windows) or ["short"]
-    kinds: dict[WindowKind, Counter[int]] = {kind: Counter() for kind in names}
-    for step in sampled_steps(run.steps):
-        tokens, windows = tokens_before(run, step + 1) - tokens_before(run, step), windows_at(run, step)
-        for kind, counted in kinds.items():
-            counted[windows.get(kind, 0)] += tokens
+def mean_visited_keys(run: RunConfig, steps: Iterable[int], document_tokens: float) -> dict[WindowKind, float]:
+    """By window kind, averaged over the tokens of these steps, in which windows and batches may change."""
+    tokens, length = tokens_by_windows(run, steps), run.batch.sequence_tokens
 
-    def visited(window_tokens: int) -> float:
-        return visited_keys(run.model, window_tokens, run.batch.sequence_tokens, document_tokens)
+    def visited(kind: WindowKind) -> float:
+        widths = [(dict(windows).get(kind, 0), n) for windows, n in tokens.items()]
+        return sum(visited_keys(run.model, width, length, document_tokens) * n for width, n in widths) / tokens.total()
 
-    return {kind: sum(visited(w) * n for w, n in counted.items()) / counted.total() for kind, counted in kinds.items()}
+    return {kind: visited(kind) for kind in {shape.window for shape in run.model.attending}}
 
 
 def visited_keys(model: ModelConfig, window_tokens: int, sequence_tokens: int, document_tokens: float) -> float:

@@ -12,12 +12,13 @@ from typing import Literal
 
 from paceline.lab.plan.gpus import Cluster, Gpu
 from paceline.lab.plan.visits import DOCUMENT_TOKENS, mean_visited_keys, visited_keys
+from paceline.metrics.flops import attention_flops
 from paceline.parallel.batch_split import rank_batch
+from paceline.parallel.memory_model import Moved, moved
 from paceline.settings.data import BatchConfig
-from paceline.settings.groups import param_groups, rules
-from paceline.settings.model import ModelConfig, WindowKind
+from paceline.settings.model import WindowKind
 from paceline.settings.run import RunConfig
-from paceline.settings.schedule import largest_batch, tokens_before
+from paceline.settings.schedule import largest_batch, mean_batch_tokens, sampled_steps, schedule
 from paceline.settings.spec import DTYPE_BYTES, describe
 
 Profile = Literal["reference", "fast"]
@@ -32,9 +33,6 @@ LAUNCHES_PER_MATRIX = 22
 ALIGNED, MISALIGNED_COST = 8, 2.0
 """Rows of a head that are no multiple of 8 leave its rows of bf16 logits off the 16-byte steps that fast products load.
 The cost is a guess, taken because record 4, which has such a head, is 16 % slower than predicted without it."""
-CROSSINGS_OF_RULE = {"adam": 7.0, "muon": 10.0}
-"""How often an update crosses memory, in sizes of what it moves: weight and slots read and written, the gradient read;
-for Muon also the stacked gradients, directions and results."""
 TILE, PROCESSORS = 128, 132
 """Side of a product's tile, and processors of a GPU that want one each: a small matrix leaves most of them idle."""
 EVERY_RANK_COMPUTES_ALL = ("r04-muon", "r05-modern-arch")
@@ -71,17 +69,28 @@ class Setting:
     profile: Profile
     document_tokens: float = DOCUMENT_TOKENS
     window_tokens: int | None = None
-    """A fixed window; None: the mean over the schedule."""
+    """A fixed window; None: those of the schedule."""
+    step: int | None = None
+    """One step of the schedule; None: the mean over all."""
 
     @property
     def tokens(self) -> int:
         """Of a step, on one GPU; of a run whose batches change size, the mean."""
-        return tokens_before(self.config, self.config.steps) // self.config.steps // self.cluster.gpus
+        tokens = int(mean_batch_tokens(self.config)) if self.step is None else self.batch.tokens
+        return tokens // self.cluster.gpus
+
+    @property
+    def batch(self) -> BatchConfig:
+        """Of its step; of all of them, the largest."""
+        if self.step is None:
+            return largest_batch(self.config)
+        sequences = schedule(self.config, self.step).sequences
+        return self.config.batch.with_tokens(sequences * self.config.batch.sequence_tokens)
 
     @property
     def share(self) -> BatchConfig:
-        """Of the largest step, what one GPU does."""
-        return rank_batch(largest_batch(self.config), self.cluster.gpus, self.config.parallel.context_parallel)
+        """Of the batch, what one GPU does."""
+        return rank_batch(self.batch, self.cluster.gpus, self.config.parallel.context_parallel)
 
     @property
     def micro_tokens(self) -> int:
@@ -122,10 +131,7 @@ def computation(at: Setting) -> list[Work]:
 
 def _blocks(at: Setting) -> list[Work]:
     model, profile, weights = at.config.model, at.profile, describe(at.config.model).product_weights
-    keys = _keys(at)
-    attending = sum(  # two products forward, twice that backward
-        6 * keys[s.window] * s.num_heads * (s.qk_dim + s.v_dim) for s in model.attending
-    )
+    attending = attention_flops(model, _keys(at))
     joined = sum((s.q_width + s.k_width + s.v_width) / 3 for s in model.attending)
     hidden = sum(layer.mlp_width for layer in model.layers)
     return [
@@ -141,10 +147,11 @@ def _blocks(at: Setting) -> list[Work]:
 
 def _keys(at: Setting) -> dict[WindowKind, float]:
     """Keys that attention works on for a query, by window kind."""
-    c, length = at.config, at.config.batch.sequence_tokens
+    c = at.config
     if at.window_tokens is not None:
-        return dict.fromkeys(("short", "long"), visited_keys(c.model, at.window_tokens, length, at.document_tokens))
-    return mean_visited_keys(c, document_tokens=at.document_tokens)
+        keys = visited_keys(c.model, at.window_tokens, c.batch.sequence_tokens, at.document_tokens)
+        return {shape.window: keys for shape in c.model.attending}
+    return mean_visited_keys(c, sampled_steps(c.steps) if at.step is None else [at.step], at.document_tokens)
 
 
 def _stream(at: Setting) -> Work:
@@ -156,11 +163,11 @@ def _stream(at: Setting) -> Work:
 
 
 def _head(at: Setting) -> list[Work]:
-    m = at.config.model
-    cost = MISALIGNED_COST if m.lm_head_rows % ALIGNED and m.precision.compute == "bf16" else 1.0
-    logits_bytes = LOGITS_BYTES[at.profile] * m.lm_head_rows * at.tokens
+    heads = [product for product in describe(at.config.model).products if product.counted_as == "head_and_loss"]
+    misaligned = MISALIGNED_COST if at.config.model.precision.compute == "bf16" else 1.0
+    logits_bytes = LOGITS_BYTES[at.profile] * sum(head.outputs for head in heads) * at.tokens
     return [
-        _products(at, "head_and_loss", cost * m.lm_head_rows * m.width),
+        _products(at, "head_and_loss", sum((misaligned if h.outputs % ALIGNED else 1.0) * h.weights for h in heads)),
         Work("head_and_loss", "memory", logits_bytes / at.bytes_per_s),
     ]
 
@@ -168,12 +175,13 @@ def _head(at: Setting) -> list[Work]:
 def _embeddings(at: Setting) -> Work:
     """Lookups and their gradients (an fp32 sum into a dense table, cleared and rounded for each micro-batch), the sum
     of gradients over micro-batches, and the weights in the compute format."""
-    m, micro_batches = at.config.model, at.tokens / at.micro_tokens
-    row = m.width + sum(s.v_width for s in m.attending if s.value_table is not None)
-    lookups = 14 * row * at.tokens
-    per_micro_batch = 10 * row * m.embedding_rows + 6 * describe(m).product_weights()
-    per_micro_batch += 3 * (matrix_bytes(m) + table_bytes(m))
-    return Work("other", "memory", (lookups + per_micro_batch * micro_batches) / at.bytes_per_s)
+    about, by_rows = describe(at.config.model), {m.group.name for m in moved_of(at) if m.rule.gradient == "rows"}
+    multiplied = {product.name for product in about.products}
+    looked_up = [p for p in about.parameters if p.table and p.name not in multiplied]
+    lookups = 14 * sum(table.shape[1] for table in looked_up) * at.tokens
+    per_micro_batch = 10 * sum(table.numel for table in looked_up if table.group not in by_rows)
+    per_micro_batch += 6 * about.product_weights() + 3 * (gradient_bytes(at, tables=True) + gradient_bytes(at))
+    return Work("other", "memory", (lookups + per_micro_batch * at.tokens / at.micro_tokens) / at.bytes_per_s)
 
 
 def _products(at: Setting, kind: str, weights: float) -> Work:
@@ -188,22 +196,20 @@ def _crossings(at: Setting, kind: str, widths_per_token: float) -> Work:
 
 
 def optimizer(at: Setting) -> list[Work]:
-    model, rule = at.config.model, matrix_rule(at.config)
-    tables = table_bytes(model) / (at.cluster.gpus if at.config.parallel.zero1 else 1)
-    crossings = CROSSINGS_OF_RULE.get(rule)
-    if crossings is None:  # not measured: weights and slots read and written, the gradient read
-        crossings = 3.0 + 2.0 * rules()[rule].slot_bytes((1024, 1024), 4) / (4 * 1024**2)
-    moved = CROSSINGS_OF_RULE["adam"] * tables + crossings * matrix_bytes(model)
-    work = [Work("optimizer", "memory", moved / at.bytes_per_s)]
-    if rule == "muon":
-        for (rows, columns), count in matrix_shapes(model).items():
-            work += _orthogonalised(at, rows, columns, count)
+    """Groups that do not move at every step, by their share of the steps."""
+    crossed = 0.0
+    for kind in moved_of(at):
+        ranks = at.cluster.gpus if kind.is_dense_table and at.config.parallel.zero1 else 1
+        update = kind.rule.crossed_bytes(kind.shape, kind.element_bytes, at.tokens * at.cluster.gpus)
+        crossed += kind.count * update / kind.group.every / ranks
+    work = [Work("optimizer", "memory", crossed / at.bytes_per_s)]
+    for (rows, columns), count in orthogonal_shapes(at.config).items():
+        work += _orthogonalised(at, rows, columns, count)
     return work
 
 
-def matrix_rule(config: RunConfig) -> str:
-    """The rule that moves the matrices."""
-    return param_groups(config.optim, describe(config.model).groups)["matrices"].rule
+def moved_of(at: Setting) -> list[Moved]:
+    return list(moved(at.config.model, at.config.optim))
 
 
 def _orthogonalised(at: Setting, rows: int, columns: int, count: int) -> list[Work]:
@@ -219,15 +225,14 @@ def _orthogonalised(at: Setting, rows: int, columns: int, count: int) -> list[Wo
     ]
 
 
-def matrix_shapes(m: ModelConfig) -> Counter[tuple[int, int]]:
-    """(rows, columns) of what Muon moves, to their number; a joined projection counts as its parts."""
-    return Counter(shape for p in describe(m).parameters if p.group == "matrices" for shape in p.matrices())
+def orthogonal_shapes(config: RunConfig) -> Counter[tuple[int, int]]:
+    """(rows, columns) of the matrices whose updates are orthogonal, to their number; a joined projection counts as its
+    parts."""
+    orthogonal = {m.group.name for m in moved(config.model, config.optim) if m.rule.orthogonal}
+    return Counter(shape for p in describe(config.model).parameters if p.group in orthogonal for shape in p.matrices())
 
 
-def matrix_bytes(m: ModelConfig) -> int:
-    return describe(m).nbytes("matrices")
-
-
-def table_bytes(m: ModelConfig) -> int:
-    """Of embeddings and head, in the format in which they, their gradients and each of their moments are kept."""
-    return describe(m).nbytes("embeddings", "value_embeddings", "lm_head")
+def gradient_bytes(at: Setting, *, tables: bool = False) -> int:
+    """Of the dense gradients of tables, or of everything else; weights are kept in the same format."""
+    dense = (kind for kind in moved_of(at) if kind.rule.gradient == "dense")
+    return sum(kind.nbytes for kind in dense if kind.is_table == tables)

@@ -21,8 +21,8 @@ from paceline.optim.rule import Event, RuleContext, Slot
 from paceline.optim.sync import ParamSync
 from paceline.settings.groups import ParamGroup, RuleFacts
 
-# of an update: all directions, and of the stack in hand gradients or iterates
-FACTS = RuleFacts(matrices=True, fp32_slots=1, fp32_update=2)
+# an update holds all directions, and of the stack in hand gradients or iterates, which also cross memory
+FACTS = RuleFacts(matrices=True, fp32_slots=1, fp32_update=2, crossings=8.0, orthogonal=True)
 
 
 def nesterov_(

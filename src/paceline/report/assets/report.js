@@ -131,9 +131,9 @@ const page = (() => {
 
   function drawSmall(id, shape, format) {
     if (!byId(id)) return;
-    const traces = data.groups.map((group, number) => ({ name: short(group.label), x: group.schedule[id].x, y: group.schedule[id].y,
+    const traces = data.groups.map((group, number) => group.schedule[id] && ({ name: short(group.label), ...group.schedule[id],
       mode: "lines", showlegend: false, line: { color: runColor(number), width: 1.75, shape, simplify: false }, hovertemplate: `%{y:${format}}` }))
-      .filter((_, number) => isShown(number));
+      .filter((trace, number) => trace && isShown(number));
     plot(id, traces, { hovermode: traces.length > UNIFIED_LINES ? "closest" : "x unified", yaxis: { rangemode: "tozero", nticks: 4 }, xaxis: { nticks: 5 } });
   }
   // Rows from top to bottom, by number, since two may have one name.
@@ -205,10 +205,8 @@ const page = (() => {
   }
   function drawCurves() {
     drawLoss();
-    drawSmall("window", "hv", ",d");
-    drawSmall("lr", "linear", ".3f");
-    drawSmall("rate", "linear", ",.0f");
-    drawSmall("allocated", "linear", ".2f");
+    const lines = { lr: ".3f", momentum: ".3f", rate: ",.0f", allocated: ".2f" }; // the others change in steps
+    for (const id of new Set(data.groups.flatMap((group) => Object.keys(group.schedule)))) drawSmall(id, id in lines ? "linear" : "hv", lines[id] ?? ",d");
   }
   function draw() {
     drawLegend();

@@ -7,7 +7,7 @@ from typing import Any
 from paceline.analysis.facts import UNKNOWN, number, seconds
 from paceline.analysis.groups import Group
 from paceline.metrics.card import POSITION_COLUMNS, Evaluation, window_side
-from paceline.report.charts import START_SHARE, loss_points
+from paceline.report.charts import SMALL_CHARTS, START_SHARE, loss_points, small_charts
 from paceline.report.markup import OPEN_ROWS, Markup, Node, chart, details, element, folded, scrolling
 from paceline.report.subject import Run, Subject
 
@@ -144,16 +144,11 @@ def _bucket(bucket: dict[str, Any], of: dict[str, Any]) -> list[Node]:
 
 
 def schedule(subject: Subject) -> list[Node]:
-    steps = [run.curves.steps for run in subject.runs]
-    titles = {
-        "window": ("Attention window (tokens)", any((s["window_tokens"] > 0).any() for s in steps)),
-        "lr": ("Learning-rate multiplier", any(len(s["step"]) for s in steps)),
-        "rate": ("Tokens per second", any((s["tokens_per_s"] > 0).any() for s in steps)),
-        "allocated": ("Memory allocated on the GPU (GiB)", any((s["allocated_bytes"] > 0).any() for s in steps)),
-    }
-    shown = {name: title for name, (title, is_there) in titles.items() if is_there}
-    panels = [chart(name, title, heading=element("h3", title)) for name, title in shown.items()]
-    return [element("h2", "Schedule and speed, by step"), element("div", *panels, class_="row")] if shown else []
+    drawn = {name for group in subject.groups for name in small_charts(group, len(subject.groups))}
+    kinds = sorted(name.removeprefix("window-") for name in drawn - set(SMALL_CHARTS))
+    titles = SMALL_CHARTS | {f"window-{kind}": f"{kind.capitalize()} attention window (tokens)" for kind in kinds}
+    panels = [chart(name, title, heading=element("h3", title)) for name, title in titles.items() if name in drawn]
+    return [element("h2", "Schedule and speed, by step"), element("div", *panels, class_="row")] if drawn else []
 
 
 def samples(subject: Subject) -> list[Node]:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from paceline.analysis.facts import UNKNOWN, beside_bits_per_byte, number, seconds, some
 from paceline.analysis.groups import Group
 from paceline.core.units import human_bytes, human_count
-from paceline.metrics.meter import seconds_left
 from paceline.report.charts import MOST_BARS, PARTS, wall_parts
 from paceline.report.markup import OPEN_ROWS, Markup, Node, chart, details, element, folded, scrolling, stacked
 from paceline.report.subject import Run, Subject, mean_time
 from paceline.report.summary_text import mean_loss, sentences
+from paceline.settings.schedule import tokens_before
 
 PALETTE = 9  # colours of groups in assets/report.css, from --run-0 on
 CLOCKS = "Train time counts the steps only, after the free first ones; wall time counts everything since launch."
@@ -153,11 +153,10 @@ def _running_card(number_of_group: int, run: Run) -> Markup:
 
 def _progress(run: Run) -> dict[str, str]:
     smooth, rates = run.smooth_loss[-1:].tolist(), run.curves.steps["tokens_per_s"][-1:].tolist()
-    tokens_per_step = run.config.get("batch.tokens")
-    rate = next((rate for rate in rates if rate > 0), None)
-    left_s = None
-    if rate is not None and isinstance(tokens_per_step, int):
-        left_s = seconds_left(run.card.steps - run.steps_done, tokens_per_step, rate)
+    rate, left_s = next((rate for rate in rates if rate > 0), None), None
+    if rate is not None and run.settings is not None:
+        done, end = (tokens_before(run.settings, step) for step in (run.steps_done, run.card.steps))
+        left_s = (end - done) / rate
     return {
         "Time left": seconds(left_s),
         "Tokens per second": number(rate, ",.0f"),
