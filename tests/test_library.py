@@ -143,7 +143,8 @@ def test_text_that_cannot_be_read_is_an_error_of_ours_or_left_out(tmp_path: Path
     (tmp_path / "bad.txt").write_bytes(b"\xff")
     with pytest.raises(paceline.PacelineError, match="not UTF-8"):
         paceline.prepare(tmp_path, out=tmp_path / "data", tokenizer="bytes")
-    data = paceline.prepare(tmp_path, out=tmp_path / "rest", tokenizer="bytes", skip_bad=True)
+    with pytest.warns(UserWarning, match=r"20.0% of the input could not be read.*--encoding"):
+        data = paceline.prepare(tmp_path, out=tmp_path / "rest", tokenizer="bytes", skip_bad=True)
     assert (data.documents, data.skipped_lines) == (1, 1)
     with pytest.raises(paceline.PacelineError, match="no input is given"):
         paceline.prepare(out=tmp_path / "none")

@@ -10,6 +10,7 @@ raise `PacelineError` with the line that the command would print. torch is impor
 
 import math
 import time
+import warnings
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,9 +80,9 @@ def prepare(
 
     `val_share` of the bytes is kept for validation, documents chosen by a hash of their text, and the end of one where
     whole ones do not fit. `document_separator` parts the documents inside a .txt. `on_bad_text` replaces or leaves out
-    what cannot be read; `skip_bad` is the same as "skip-line"; `overwrite` begins anew. Called again it finds all done,
-    or goes on. `workers` processes cut the text; more than one import the calling script again, which must then keep
-    what it does under `if __name__ == "__main__":`."""
+    what cannot be read, and warns if more than 1 % is lost; `skip_bad` is "skip-line"; `overwrite` begins anew. Called
+    again it finds all done, or goes on. `workers` processes cut the text; more than one import the calling script
+    again, which must then keep what it does under `if __name__ == "__main__":`."""
     from paceline.text.prepare import prepare as prepared
 
     config = PrepareConfig(
@@ -98,7 +99,10 @@ def prepare(
         overwrite=overwrite,
         workers=workers,
     )
-    return prepared(config)
+    manifest = prepared(config)
+    if manifest.lost_much:
+        warnings.warn(manifest.lost_much, stacklevel=2)
+    return manifest
 
 
 def presets() -> list[str]:

@@ -337,7 +337,8 @@ def test_an_ablations_folder_stands_for_its_runs_and_files_beside_runs_are_passe
         folder.name for folder in (*write_group(runs, "full", LOW), *write_group(runs, "base", HIGH, softcap=30.0))
     ]
     write_json(runs / "ablation.json", ablation_values(full=names[:4], base=[*names[4:], "never-begun"]))
-    (runs / "full-0.log").write_text("a log")
+    for name in ("full-0.log", "full-0.err", "nohup-0.out"):
+        (runs / name).write_text("a log")
     assert main(["compare", str(runs)]) == 0
     whole = capsys.readouterr().out
     assert "A is better than B by 0.0210" in whole

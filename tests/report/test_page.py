@@ -226,6 +226,20 @@ def test_clocks_that_timed_no_step_are_not_shown(done: int, train_time: str, spe
     assert (shown["Train time"][0], shown["Tokens per second"][0]) == (train_time, speed)
 
 
+def test_settings_without_effect_that_differ_are_said_to(tmp_path: Path) -> None:
+    """They make no other experiment, but the runs do not have one configuration."""
+    runs = [write_run(tmp_path / name, steps=40, seed=seed) for seed, name in enumerate("ab")]
+    for run, momentum in zip(runs, (0.85, 0.8), strict=True):
+        config = json.loads((run / "config.json").read_text())
+        config["optim"] |= {"matrices": "adamw", "muon": config["optim"]["muon"] | {"momentum": momentum}}
+        (run / "config.json").write_text(json.dumps(config))
+    differs, same = text_of(runs, tmp_path / "page.html").split("<h2>What differs")[1].split("What is the same")
+    assert "Different without effect: optim.muon.momentum." in differs
+    assert "Nothing but the seed" not in differs
+    assert "optim.muon.momentum<" not in same
+    assert "optim.muon.momentum_" in same
+
+
 def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", done=0, losses=())
     (run / "metrics.jsonl").write_text("")

@@ -116,13 +116,23 @@ def test_paper_is_light_and_shows_what_is_folded(one: Opened) -> None:
     page.emulate_media(color_scheme="light")
 
 
-@pytest.mark.parametrize("effects", [1, 4])
+LONG = ("a-run-with-learned-positions-and-a-rather-long-name", "Withoutanyplacewhereawordcouldend" * 3)
+
+
+@pytest.mark.parametrize("shown", [1, 4, "long names"])
 def test_axis_titles_labels_and_legends_fit_a_phone(
-    effects: int, browser: "playwright.Browser", tmp_path_factory: pytest.TempPathFactory
+    shown: int | str, browser: "playwright.Browser", tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("narrow")
-    write_report([write_ablation(folder, effects=EFFECTS[:effects])], folder / "page.html")
+    if isinstance(shown, int):
+        runs = [write_ablation(folder, effects=EFFECTS[:shown])]
+    else:
+        runs = [write_run(folder / name, name=name, softcap=20.0 + len(name)) for name in LONG]
+    write_report(runs, folder / "page.html")
     page = opened_file(browser, folder / "page.html", width=390).page
+    if shown == "long names":
+        drawn = [tick.replace(" ", "") for tick in page.locator("#wall-time .ytick text").all_text_contents()]
+        assert sorted(drawn) == sorted(LONG)
     cut = """[...document.querySelectorAll('.js-plotly-plot')].flatMap((chart) => {
       const box = chart.getBoundingClientRect();
       return [...chart.querySelectorAll('text')].filter((text) => {

@@ -198,6 +198,25 @@ def test_a_folder_of_save_to_disk_is_read(tmp_path: Path, form: str) -> None:
         texts(path)
 
 
+def test_the_test_split_of_a_dataset_dict_is_no_training_text(tmp_path: Path) -> None:
+    """It is counted and named among what is not read, unless it is named itself."""
+    arrow = pytest.importorskip("pyarrow")
+    folder = tmp_path / "test"  # a name that means nothing where it is the folder itself
+    for split in ("train", "test", "validation"):
+        (folder / split).mkdir(parents=True)
+        data = arrow.table({"text": [f"{split} text"]})
+        with arrow.ipc.new_stream(str(folder / split / "data-00000-of-00001.arrow"), data.schema) as writer:
+            writer.write_table(data)
+    assert texts(folder) == ["test text", "train text", "validation text"]
+    (folder / "dataset_dict.json").write_text("{}")
+    assert texts(folder) == ["train text", "validation text"]
+    assert texts(folder / "test") == ["test text"]
+    options = {"inputs": (str(folder),), "out": str(tmp_path / "out"), "tokenizer": "bytes"}
+    manifest = prepare(PrepareConfig(**options))  # type: ignore[arg-type]
+    assert manifest.documents == 2
+    assert "test/data-00000-of-00001.arrow" in manifest.other_names
+
+
 def test_tables_beside_texts_are_left_aside_and_what_is_not_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name in ("a.txt", "meta.csv", "info.json", "scan.pdf", ".hidden"):

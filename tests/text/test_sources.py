@@ -224,7 +224,7 @@ def test_inputs_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["txt", "md"])
 def test_a_lone_text_is_cut_at_a_line_so_that_there_is_validation(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x.{suffix}"
-    path.write_text("".join(f"line {n}\n" for n in range(1000)))
+    path.write_text("".join(f"line {n}\n" for n in range(10_000)))
     sources = cut_lone_text(find_sources([str(path)], "text"), val_share=0.1)
     found = list(Reader("text").pieces(sources, ValSplit(share=0.1)))
     assert [piece.side for piece in found] == ["train", "val"]
@@ -232,12 +232,12 @@ def test_a_lone_text_is_cut_at_a_line_so_that_there_is_validation(tmp_path: Path
     assert found[1].text.startswith(b"line ")
     assert 0.09 < len(found[1].text) / path.stat().st_size <= 0.1
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
-    with pytest.raises(DataError, match="line 1,000"):
+    with pytest.raises(DataError, match="line 10,000"):
         list(Reader("text").pieces(sources, ValSplit(share=0.1)))
 
 
 @pytest.mark.parametrize("end", ["", "\n", " \r\n"])
-@pytest.mark.parametrize("text", ["word " * 2000, "日本語" * 1000, "🙂" * 1001, "first line\n" + "ACGT" * 1000])
+@pytest.mark.parametrize("text", ["word " * 20_000, "日本語" * 5_000, "🙂" * 11_001, "first line\n" + "ACGT" * 11_000])
 def test_a_lone_text_without_a_late_line_break_has_validation_too(tmp_path: Path, text: str, end: str) -> None:
     path = tmp_path / "x.txt"
     path.write_bytes((text.rstrip() + end).encode())

@@ -7,14 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import paceline
 from paceline.commands import data
-from paceline.core.errors import ConfigError, DataError
+from paceline.core.errors import ConfigError, DataError, PacelineError
 from paceline.data.shards import HEADER_WORDS, MAGIC, open_shard, positions_of
 from paceline.text import token_files
 from paceline.text.config import PrepareConfig
+from paceline.text.dataset import open_corpus
 from paceline.text.manifest import DatasetManifest
 from paceline.text.prepare import prepare
 from paceline.text.token_files import WIDE_MAGIC, is_validation
+from paceline.text.tokenizer import GPT2_FINGERPRINT
 from paceline.text.verify import verify
 
 END = 256
@@ -167,6 +170,10 @@ def test_prepare_and_verify_give_the_command_that_makes_shards_and_it_works(
         assert command in str(caught.value)
     _, _, _, *arguments = shlex.split(command)
     arguments = [{"FOLDER": "out", "gpt2": "bytes", "TOKENIZER": "bytes"}.get(word, word) for word in arguments]
+    if form == "nanogpt":  # ids of characters fit into most vocabularies
+        with pytest.raises(DataError, match=r"meta.pkl beside ids.*of characters.*input.txt.*move meta.pkl away"):
+            data.prepare([*arguments, "--val-share", "0"])
+    (folder / "meta.pkl").unlink()
     assert data.prepare([*arguments, "--val-share", "0"]) == 0
     assert side_of(Path("out"), "train") == OPENED
     assert not Path("sprung").exists()
@@ -181,6 +188,43 @@ def test_verify_of_text_gives_the_command_that_makes_shards(
     assert f"`paceline data prepare {tmp_path / name} --out FOLDER`" in capsys.readouterr().out
     with pytest.raises(DataError, match=rf"`paceline data prepare {tmp_path} --out FOLDER`"):
         data.verify([str(tmp_path)])
+
+
+@pytest.mark.parametrize("more", [[], ["--ids-of", "gpt2"]])
+def test_a_pickle_is_called_one_and_not_opened(
+    tmp_path: Path, more: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("meta.pkl").write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(DataError, match=r"meta.pkl: a pickle, which is never opened.*--ids-of"):
+        data.prepare(["meta.pkl", "--out", "out", *more])
+    assert not Path("sprung").exists()
+
+
+def test_ids_of_gpt2_need_no_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> None:
+        raise PacelineError("no network")
+
+    monkeypatch.setattr("paceline.text.tokenizer.gpt2_tokenizer", away)
+    path = write(tmp_path / "train.bin", [*DOCUMENTS[0], 50_256, *DOCUMENTS[1], 50_256])
+    options = {"ids_of": "gpt2", "val_share": 0.0, "shard_tokens": 10}
+    manifest = prepared(tmp_path / "out", path, **options)
+    assert side_of(tmp_path / "out", "train") == [50_256, *DOCUMENTS[0], 50_256, *DOCUMENTS[1]]
+    assert (manifest.tokenizer.name, manifest.tokenizer.fingerprint) == ("gpt2", GPT2_FINGERPRINT)
+    assert verify(tmp_path / "out").ok
+    assert prepared(tmp_path / "out", path, **options) == manifest
+    following_data = paceline.configure("demo", {"data.dir": tmp_path / "out"})
+    assert (following_data.data.tokenizer, following_data.model.vocab_size) == ("gpt2", 50_257)
+
+
+@pytest.mark.parametrize("form", ["nanogpt", "llm.c 7"])
+def test_training_on_ids_of_others_names_the_command_that_converts_them(tmp_path: Path, form: str) -> None:
+    for name in ("train.bin", "val.bin"):
+        write(tmp_path / name, CLOSED * 100, form)
+    with pytest.raises(DataError, match=rf"`paceline data prepare {tmp_path} --out FOLDER --ids-of"):
+        paceline.configure("demo", {"data.dir": tmp_path})
+    with pytest.raises(DataError, match=rf"`paceline data prepare {tmp_path} --out FOLDER --ids-of"):
+        open_corpus(tmp_path, "val.bin", 300)
 
 
 def test_llm_cs_own_shards_of_16_bits_verify_as_before(tmp_path: Path) -> None:

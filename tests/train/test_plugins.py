@@ -317,6 +317,23 @@ def test_an_ablation_gives_the_plugin_to_its_runs_and_refuses_another_version(tm
 
 
 @pytest.mark.slow
+def test_presets_and_their_differences_are_listed_with_those_of_a_plugin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tricks.py"
+    file.write_text(TRICKS)
+    assert main(["presets", "--json", "--plugin", str(file)]) == 0
+    entry = json.loads(capsys.readouterr().out)[-1]
+    assert (entry["name"], entry["summary"], entry["predecessor"]) == ("demo-tricky", "The demo with all of it", "demo")
+    assert main(["presets", "--plugin", str(file)]) == 0
+    assert "demo-tricky" in capsys.readouterr().out
+    assert main(["diff", "demo", "demo-tricky", "--plugin", str(file)]) == 0
+    assert "softplus" in capsys.readouterr().out
+    LOADED.clear()
+    assert main(["diff", "demo", "demo-tricky"]) == 2
+    assert "A plug-in's needs --plugin FILE" in capsys.readouterr().err
+
+
 def test_ablate_takes_apart_what_a_plugin_brings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By default against the preset that it changes; the loss term, which is no flag, included."""
     file = a_plugin(tmp_path / "tricks")

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from paceline.text.verify import Verification
 
 BAR_COLUMNS = 40
-LOUD_SHARE = 0.01
-"""Of the text that was lost."""
 FEW_VAL_TOKENS = 50_000
 PREPARE_HELP = """Turn text into shards. Running the same command again continues where it was stopped.
 
@@ -98,8 +96,8 @@ def prepare(argv: Sequence[str]) -> int:
     with show_progress() as on_progress:
         manifest = make_shards(args, on_progress)
     seconds = time.monotonic() - started
-    if manifest.lost_share > LOUD_SHARE:
-        say(lost_much(manifest))
+    if lost := manifest.lost_much:
+        say(f"WARNING: {lost}")
     return answer(to_dict(manifest), lambda: _print_summary(manifest, Path(args.out), seconds), as_json=args.json)
 
 
@@ -235,15 +233,6 @@ def remarks(manifest: "DatasetManifest") -> Iterator[str]:
 
 def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
-
-
-def lost_much(manifest: "DatasetManifest") -> str:
-    options = manifest.options
-    return (
-        f"WARNING: {manifest.lost_share:.1%} of the input could not be read and is lost; if it is not in "
-        f"{options.encoding}, name its --encoding, and if the text is not in {options.field!r}, its --field, with "
-        f"--overwrite"
-    )
 
 
 def _remedy(side: str, manifest: "DatasetManifest") -> str:

@@ -8,12 +8,13 @@ from typing import Any
 
 from paceline.commands.output import JsonArgs, answer
 from paceline.commands.train import base_config, parse_arguments
-from paceline.core.command_line import PresetName, parse
+from paceline.core.command_line import PresetName, Repeated, parse
 from paceline.core.schema import Change
 from paceline.core.units import human_count
 from paceline.lab.technique import is_in, techniques
 from paceline.metrics.console import console_on, plain_table
 from paceline.recipes.catalogue import CatalogueEntry, catalogue, changes_between, listed
+from paceline.recipes.plugins import load_plugins
 from paceline.recipes.presets import preset
 from paceline.settings.groups import param_groups
 from paceline.settings.run import RunConfig
@@ -33,17 +34,22 @@ example: paceline schedule r18-softcap --steps 266"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiffArgs:
+class PresetsArgs(JsonArgs):
+    plugin: Repeated[str] = ()
+    """A Python file of yours with presets, which is executed. May be given several times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffArgs(PresetsArgs):
     before: PresetName
     """A preset."""
     after: PresetName
     """Another."""
-    json: bool = False
-    """For programs."""
 
 
 def presets(argv: Sequence[str]) -> int:
-    arguments = parse(JsonArgs, argv, verb="presets", description=PRESETS_HELP)
+    arguments = parse(PresetsArgs, argv, verb="presets", description=PRESETS_HELP)
+    load_plugins(arguments.plugin)
     entries = catalogue()
     return answer([entry.as_json() for entry in entries], lambda: _show_presets(entries), as_json=arguments.json)
 
@@ -58,6 +64,7 @@ def _show_presets(entries: list[CatalogueEntry]) -> None:
 
 def diff(argv: Sequence[str]) -> int:
     arguments = parse(DiffArgs, argv, verb="diff", description=DIFF_HELP)
+    load_plugins(arguments.plugin)
     found = changes_between(arguments.before, arguments.after)
     return answer(listed(found), lambda: _show_diff(arguments, found), as_json=arguments.json)
 

@@ -38,7 +38,7 @@ example: paceline watch runs --port 8008
 
 From elsewhere, through a tunnel: ssh -L 8008:localhost:8008 HOST, then http://localhost:8008/."""
 
-BESIDE_RUNS = (".log", ".html", ".js")
+BESIDE_RUNS = (".log", ".err", ".out", ".html", ".js")
 LOSS = Limit("is not a loss; give a number such as 3.28", math.isfinite)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from paceline.core.schema import Change, changes
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.records import HISTORY, PUBLIC
+from paceline.settings.plugins import tables
 from paceline.settings.schedule import mean_batch_tokens, tokens_before
 from paceline.settings.spec import describe
 
@@ -39,13 +40,16 @@ def listed(found: Iterable[Change]) -> list[dict[str, Any]]:
 
 
 def catalogue() -> list[CatalogueEntry]:
-    return [_entry(name) for name in PRESETS]
+    """Of the package's presets and those of the plug-ins that are loaded."""
+    brought = {name: pair for table in tables("presets") for name, pair in table.items()}
+    before = {name: public.predecessor for name, public in PUBLIC.items()}
+    own = [_entry(name, make.__doc__, before.get(name)) for name, make in PRESETS.items()]
+    return own + [_entry(name, change.__doc__, base) for name, (base, change) in brought.items()]
 
 
-def _entry(name: str) -> CatalogueEntry:
-    config, public = PRESETS[name](), PUBLIC.get(name)
-    before = public.predecessor if public else None
-    about = " ".join((PRESETS[name].__doc__ or "").split())
+def _entry(name: str, doc: str | None, before: str | None) -> CatalogueEntry:
+    config, public = preset(name), PUBLIC.get(name)
+    about = " ".join((doc or "").split())
     return CatalogueEntry(
         name=name,
         summary=about.split(". ")[0].rstrip("."),

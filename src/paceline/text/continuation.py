@@ -31,7 +31,7 @@ from paceline.text.separator import compile_separator
 from paceline.text.sources import BadText, Reader, Source
 from paceline.text.split import plan_split
 from paceline.text.tokenizer import FILE_NAME as TOKENIZER_FILE
-from paceline.text.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from paceline.text.tokenizer import GPT2, Tokenizer, identity_of, load_tokenizer, train_tokenizer
 
 FOREIGN = (TOKENIZER_FILE, "config.json", "card.json")
 """What the folder of a run or of an exported model holds."""
@@ -59,16 +59,12 @@ def begin(folder: Path, config: PrepareConfig, sources: list[Source]) -> Dataset
         )
     split = _plan(config, sources)
     tokenizer, training_text = _make_tokenizer(config, sources, split)
-    entry = TokenizerEntry(
-        name=tokenizer.name,
-        fingerprint=tokenizer.fingerprint,
-        vocab_size=tokenizer.vocab_size,
-        end_of_text=tokenizer.end_of_text,
-        training_text=training_text,
-    )
+    made = identity_of(tokenizer) if tokenizer else GPT2
+    entry = TokenizerEntry(**vars(made), training_text=training_text)
     manifest = DatasetManifest(options=_options(config), tokenizer=entry, split=split)
     write_dataset(folder, manifest)  # first: a tokenizer without it would look like another's
-    tokenizer.save(folder)
+    if tokenizer:
+        tokenizer.save(folder)
     return manifest
 
 
@@ -98,7 +94,8 @@ def _check_continuation(folder: Path, found: DatasetManifest, config: PrepareCon
         path = folder / shard.file
         if not path.exists() or blake2b_of(path) != shard.blake2b:
             raise DataError(f"{path}: missing or damaged since it was written; begin again with --overwrite")
-    if load_tokenizer(folder, found.tokenizer.name).fingerprint != found.tokenizer.fingerprint:
+    of_ids = config.ids_of and not (folder / TOKENIZER_FILE).exists()  # they need none
+    if not of_ids and load_tokenizer(folder, found.tokenizer.name).fingerprint != found.tokenizer.fingerprint:
         raise DataError(f"{folder}: its shards were made with another tokenizer; begin again with --overwrite")
     if found.split and not found.complete and _plan(config, sources) != found.split:
         raise input_changed(folder, "other documents would go to validation")
@@ -146,8 +143,15 @@ def _plan(config: PrepareConfig, sources: list[Source]) -> ValSplit:
     return plan_split(reader.documents(sources), share, until_enough=any(source.kind == "hf" for source in sources))
 
 
-def _make_tokenizer(config: PrepareConfig, sources: list[Source], split: ValSplit) -> tuple[Tokenizer, str | None]:
-    """The tokenizer, and the hash of the text it was trained on, if it was."""
+def _make_tokenizer(
+    config: PrepareConfig, sources: list[Source], split: ValSplit
+) -> tuple[Tokenizer | None, str | None]:
+    """The tokenizer, and the hash of the text it was trained on, if it was. None: ids are of GPT-2's, whose files are
+    not here."""
+    if config.ids_of == "gpt2":
+        with contextlib.suppress(PacelineError):
+            return load_tokenizer(None, "gpt2"), None
+        return None, None
     if not config.tokenizer.startswith("bpe-"):
         named = config.tokenizer in ("gpt2", "bytes")
         return load_tokenizer(None if named else config.tokenizer, config.tokenizer), None

@@ -10,6 +10,7 @@ from paceline.data.shards import Shard, check_vocabulary, made_with_another, ope
 from paceline.settings.data import BUILTIN, DataConfig
 from paceline.text.builtin import builtin_corpus
 from paceline.text.config import how_to_get
+from paceline.text.token_files import how_to_convert
 from paceline.text.tokenizer import FILE_NAME, Identity, Tokenizer, carried_identity, load_tokenizer
 
 
@@ -71,10 +72,20 @@ def open_corpus(folder: Path, pattern: str, vocab_size: int) -> Corpus:
             f"{folder}: no shard matches {pattern!r} ({others} other .bin files there); change the pattern "
             f"(--data.train, --data.val), or {how_to_get(folder)}"
         )
-    shards = tuple(open_shard(path) for path in paths)
+    shards = tuple(map(open_or_convert, paths))
     for shard in shards:
         check_vocabulary(shard, vocab_size)
     return Corpus(shards=shards, vocab_size=vocab_size)
+
+
+def open_or_convert(path: Path) -> Shard:
+    """The shard; ids in a form of other programs are refused with the command that converts them."""
+    try:
+        return open_shard(path)
+    except DataError as error:
+        if path.is_file() and (how := how_to_convert(path, named=path.parent)):
+            raise DataError(f"{error}; {how}") from None
+        raise
 
 
 def check_folder(folder: Path) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 
 from paceline.core.errors import PacelineError
 from paceline.data.shards import TOKEN_DTYPE
+from paceline.text.manifest import TokenizerEntry
 from paceline.text.sources import Piece
 from paceline.text.split import Side
 from paceline.text.tokenizer import Tokenizer, load_tokenizer
@@ -41,27 +42,32 @@ class Chunk:
     digest: str
 
 
-def encode_pieces(tokenizer: Tokenizer, pieces: list[Piece]) -> Encoded:
-    """The token ids of each side, (n,) uint16, every document opened by end-of-text."""
+def encode_pieces(tokenizer: Tokenizer | TokenizerEntry, pieces: list[Piece]) -> Encoded:
+    """The token ids of each side, (n,) uint16, every document opened by end-of-text. An entry is enough for ids."""
     opening = np.array([tokenizer.end_of_text], dtype=TOKEN_DTYPE)
     parts: dict[Side, list[np.ndarray]] = {"train": [], "val": []}
     for piece in pieces:
         if piece.opens:
             parts[piece.side].append(opening)
-        ids = np.frombuffer(piece.text, TOKEN_DTYPE) if piece.is_ids else tokenizer.encode_array(piece.text.decode())
-        parts[piece.side].append(ids)
+        if isinstance(tokenizer, TokenizerEntry):
+            parts[piece.side].append(np.frombuffer(piece.text, TOKEN_DTYPE))
+        else:
+            parts[piece.side].append(tokenizer.encode_array(piece.text.decode()))
     return {side: np.concatenate(found) if found else opening[:0] for side, found in parts.items()}
 
 
-def encode_in_order(chunks: Iterable[Chunk], folder: Path, name: str, workers: int) -> Generator[tuple[Chunk, Encoded]]:
-    """Each chunk with its tokens, by the tokenizer that `folder` carries. One worker means this process."""
-    if workers == 1:
-        tokenizer = load_tokenizer(folder, name)
+def encode_in_order(
+    chunks: Iterable[Chunk], folder: Path, named: str | TokenizerEntry, workers: int
+) -> Generator[tuple[Chunk, Encoded]]:
+    """Each chunk with its tokens, by the tokenizer that `folder` carries or, where chunks hold ids, of this entry. One
+    worker means this process."""
+    if workers == 1 or not isinstance(named, str):
+        tokenizer = load_tokenizer(folder, named) if isinstance(named, str) else named
         for chunk in chunks:
             yield chunk, encode_pieces(tokenizer, chunk.pieces)
         return
     spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, spawn, initializer=_start_worker, initargs=(folder, name))
+    pool = ProcessPoolExecutor(workers, spawn, initializer=_start_worker, initargs=(folder, named))
     try:
         yield from _encode_in_pool(pool, chunks, limit=workers * CHUNKS_IN_FLIGHT_PER_WORKER)
     except BrokenProcessPool:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import ConfigError
-from paceline.data.shards import SCAN_TOKENS, Shard, open_shard
+from paceline.data.shards import SCAN_TOKENS, Shard
 from paceline.settings.data import BUILTIN, NAMED_TOGETHER, DataConfig, is_path
 from paceline.settings.run import RunConfig
-from paceline.text.dataset import check_end_of_text
+from paceline.text.dataset import check_end_of_text, open_or_convert
 from paceline.text.manifest import read_dataset
 from paceline.text.tokenizer import (
     END_OF_TEXTS,
@@ -119,7 +119,7 @@ def _in_manifests(folder: Path, shard: Shard) -> Identity | None:
 def _first_shard(data: DataConfig) -> Shard | None:
     """None where there is none, which the run says when it opens its data."""
     paths = sorted(path for path in Path(data.dir).glob(data.train) if path.is_file()) if data.dir != BUILTIN else []
-    return open_shard(paths[0]) if paths else None
+    return open_or_convert(paths[0]) if paths else None
 
 
 def _largest_id(shard: Shard) -> int:

@@ -13,6 +13,8 @@ from paceline.core.schema import from_dict, read_json, to_dict
 
 FILE_NAME = "dataset.json"
 FORMAT = 1
+LOUD_SHARE = 0.01
+"""Lost text beyond this part is a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +130,17 @@ class DatasetManifest:
         lost_bytes = self.skipped_line_bytes + self.replaced_bytes
         of_bytes = lost_bytes / max(1, self.text_bytes + self.skipped_line_bytes)
         return max(of_bytes, self.skipped / max(1, self.documents + self.skipped))
+
+    @property
+    def lost_much(self) -> str | None:
+        """What to say loudly of a preparation that lost much."""
+        if self.lost_share <= LOUD_SHARE:
+            return None
+        encoding, field = self.options.encoding, self.options.field
+        return (
+            f"{self.lost_share:.1%} of the input could not be read and is lost; if it is not in {encoding}, name its "
+            f"--encoding, and if the text is not in {field!r}, its --field, with --overwrite"
+        )
 
     @property
     def tokens(self) -> int:

@@ -137,7 +137,8 @@ class _Run:
         self.sides = (_Side("train", self.before.train), _Side("val", self.before.val))
 
     def consume(self, chunks: Iterable[Chunk], workers: int) -> None:
-        stream = encode_in_order(map(self._admit, chunks), self.folder, self.manifest.tokenizer.name, workers)
+        named = self.reader.tokenizer or self.manifest.tokenizer.name
+        stream = encode_in_order(map(self._admit, chunks), self.folder, named, workers)
         with contextlib.closing(stream) as encoded:  # ends the processes when a write fails
             for chunk, tokens in encoded:
                 for side in self.sides:

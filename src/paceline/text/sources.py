@@ -29,7 +29,7 @@ from paceline.text.long_lines import json_records, spool_text
 from paceline.text.manifest import FILE_NAME, TokenizerEntry, ValSplit
 from paceline.text.records import LongTextOrProblem, TextOrProblem
 from paceline.text.separator import split_documents
-from paceline.text.split import Side, Sides, cut_in_line, hash_is_enough, split_number, wanted_bytes
+from paceline.text.split import SHORTEST_CUT_BYTES, Side, Sides, cut_in_line, hash_is_enough, split_number, wanted_bytes
 from paceline.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 
 STANDARD_INPUT = "-"
@@ -41,6 +41,8 @@ UNPACKABLE = ("parquet", "arrow")
 """Kinds that are read with random access, so that they cannot be packed."""
 TABLES = ("csv", "json")
 """Beside texts of another kind these often describe them; in a folder they are read only where there is no other."""
+DATASET_DICT = "dataset_dict.json"
+"""Beside the folders of splits."""
 OLD_SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".parquet")
 """What folders were searched for before `DatasetManifest.split`."""
 PIECE_CHARS = 1 << 20
@@ -121,7 +123,7 @@ def _search_folder(folder: Path, *, ids: bool, old: bool) -> list[Source]:
     elif old:
         chosen = [path for path in paths if path.name.endswith(OLD_SUFFIXES)]
     else:
-        known = [path for path in paths if kind_of(path)]
+        known = [path for path in paths if kind_of(path) and not _is_test_split(path, folder)]
         chosen = [path for path in known if (kind_of(path) or "")[0] not in TABLES] or known
     if not chosen:
         hints = (how for path in paths if not ids and (how := token_files.how_to_convert(path, named=folder)))
@@ -132,6 +134,12 @@ def _search_folder(folder: Path, *, ids: bool, old: bool) -> list[Source]:
         raise DataError(f"{folder}: no {', '.join(wanted)} files there; {how}")
     found = [_file_source(path, path.relative_to(folder).as_posix(), ids=ids) for path in chosen]
     return sorted(found, key=lambda source: source.name)
+
+
+def _is_test_split(path: Path, folder: Path) -> bool:
+    """Whether the file is of the split `test` of a DatasetDict that `save_to_disk` wrote into the folder."""
+    parents = (folder / part for part in path.relative_to(folder).parents)
+    return any(part.name == "test" and part != folder and (part.parent / DATASET_DICT).exists() for part in parents)
 
 
 def _files_of(folder: Path) -> list[Path]:
@@ -159,7 +167,7 @@ def _file_source(path: Path, name: str, *, ids: bool) -> Source:
         side: Side = "val" if token_files.is_validation(name) else "train"
         return Source(path=path, name=name, kind="ids", side=side, **vars(layout))
     if found is None or ids:
-        how = "" if ids else token_files.how_to_convert(path, named=path)
+        how = None if ids and path.suffix not in token_files.PICKLES else token_files.how_to_convert(path, named=path)
         wanted = ", ".join(token_files.SUFFIXES if ids else (*KINDS, f"or these packed ({' '.join(PACKINGS)})"))
         raise DataError(f"{path}: {how or f'not a kind of file that can be read; use {wanted}'}")
     try:
@@ -195,7 +203,8 @@ def cut_lone_text(sources: list[Source], val_share: float, *, old: bool = False)
     if len(sources) != 1 or sources[0].kind != "txt" or not _is_plain(sources[0]) or val_share == 0:
         return sources
     whole = sources[0]
-    start = int(whole.bytes * (1 - val_share)) if old else whole.bytes - wanted_bytes(whole.bytes, val_share)
+    is_short = old or whole.bytes < SHORTEST_CUT_BYTES
+    start = int(whole.bytes * (1 - val_share)) if is_short else whole.bytes - wanted_bytes(whole.bytes, val_share)
     with _open(whole) as file:
         file.seek(start)
         line = file.readline()

@@ -14,9 +14,15 @@ from paceline.data.shards import HEADER_BYTES, MAGIC, MAX_VOCAB_SIZE, SCAN_TOKEN
 from paceline.text.manifest import TokenizerEntry
 
 SUFFIXES = (".bin", ".npy")
+PICKLES = (".pkl", ".pickle")
 WIDE_MAGIC, WIDE_VERSION = 20240801, 7
 """llm.c's shards of 32-bit ids, made for Llama 3."""
 VALIDATION_NAME = re.compile(r"(?:^|[^a-z])val(?:id|idation)?(?![a-z])", re.IGNORECASE)
+META = "meta.pkl"
+OF_CHARACTERS = (
+    f"{META} beside ids, a pickle that is never opened, means that nanoGPT made them of characters, which no tokenizer "
+    f"here has: prepare its input.txt instead"
+)
 MAKE_TEXT = "`paceline data prepare TEXT --out FOLDER --tokenizer gpt2`"
 
 
@@ -30,9 +36,13 @@ class Layout:
 
 
 def layout_of(path: Path) -> Layout:
-    """Found from the header; a .bin without one holds 16-bit ids from its start."""
+    """Found from the header; a .bin without one holds 16-bit ids from its start. Refused where meta.pkl lies beside
+    that: many ids of characters are ids of `bytes` and of `gpt2`, too."""
     try:
-        return _npy_layout(path) if path.suffix == ".npy" else _bin_layout(path)
+        layout = _npy_layout(path) if path.suffix == ".npy" else _bin_layout(path)
+        if path.suffix == ".bin" and not layout.start and (path.parent / META).exists():
+            raise DataError(f"{path}: {OF_CHARACTERS}; if they are of the --ids-of after all, move {META} away")
+        return layout
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); check the path") from None
 
@@ -92,6 +102,11 @@ def id_blocks(path: Path, layout: Layout, tokenizer: TokenizerEntry) -> Iterator
 def how_to_convert(path: Path, *, named: Path) -> str | None:
     """What a file of ids that is no shard of ours is, and the command that makes shards of it, or of the folder that
     was `named`."""
+    if path.suffix in PICKLES and path == named:
+        return (
+            f"a pickle, which is never opened, since that can run code; ids beside it are read with --ids-of, but "
+            f"{OF_CHARACTERS}"
+        )
     if path.suffix not in SUFFIXES:
         return None
     with open(path, "rb") as file:
@@ -105,10 +120,5 @@ def how_to_convert(path: Path, *, named: Path) -> str | None:
             f"it; those of Llama 3 are not, so prepare the text again: {MAKE_TEXT}"
         )
     kind = "an array" if path.suffix == ".npy" else "no header of a shard, so 16-bit token ids as nanoGPT's"
-    beside = ""
-    if (path.parent / "meta.pkl").exists():
-        beside = (
-            "; meta.pkl beside it is a pickle, which is never read: if nanoGPT wrote it the ids are characters, which "
-            "no tokenizer here has, so prepare its input.txt instead"
-        )
+    beside = f"; {OF_CHARACTERS}" if (path.parent / META).exists() else ""
     return f"{kind}; {command} gpt2` makes shards of ids of GPT-2's tokenizer{beside}"

@@ -247,6 +247,9 @@ class Identity:
         return frozenset({self.name, self.fingerprint}) if self.fingerprint else frozenset()
 
 
+GPT2 = Identity("gpt2", GPT2_END_OF_TEXT, GPT2_END_OF_TEXT + 1, GPT2_FINGERPRINT)
+
+
 def carried_identity(folder: Path) -> Identity | None:
     """Of the tokenizer that `folder` carries, as `load_tokenizer` finds it. One of ours is not loaded for it. None
     where there is none."""

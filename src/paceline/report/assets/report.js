@@ -23,11 +23,14 @@ const page = (() => {
   const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;"); // plotly reads names as markup
   const cut = (text, room) => plain(text.length > room ? `${text.slice(0, room - 1)}…` : text); // a long name pushes the chart off the screen
   const short = (label) => cut(label, isNarrow() ? 22 : 48);
-  function twoLines(text, room) { // on a phone, broken where a word ends near the middle
-    if (!isNarrow() || text.length <= room) return short(text);
-    const ends = [...text.matchAll(/[ \-_/]/g)].map((match) => match.index + 1);
-    const middle = ends.sort((a, b) => Math.abs(a - text.length / 2) - Math.abs(b - text.length / 2))[0] ?? room;
-    return `${cut(text.slice(0, middle).trim(), room)}<br>${cut(text.slice(middle), room)}`;
+  function lines(text, room) { // on a phone as many as it takes, broken where a word ends if one does
+    if (!isNarrow() || text.length <= room) return [short(text)];
+    const found = [""], words = text.split(/(?<=[ \-_/])/).flatMap((word) => word.match(new RegExp(`.{1,${room}}`, "g")));
+    for (const word of words) {
+      if (found.at(-1) && (found.at(-1) + word).trim().length > room) found.push("");
+      found[found.length - 1] += word;
+    }
+    return found.map((line) => plain(line.trim()));
   }
 
   function timeUnit(seconds) {
@@ -139,11 +142,13 @@ const page = (() => {
   // Rows from top to bottom, by number, since two may have one name.
   function plotRows(id, labels, traces, { title, legend = false, format, ...rest }) {
     const legendRows = legend ? Math.ceil(traces.length / (isNarrow() ? 1 : 4)) : 0;
-    const below = 16 * twoLines(title, 26).split("<br>").length; // without room of its own a title lies on the numbers
-    byId(id).style.height = `${70 + below + 24 * legendRows + 34 * labels.length}px`;
-    const rows = { tickvals: labels.map((_, i) => i), ticktext: labels.map((label) => twoLines(label, 20)), range: [labels.length - 0.4, -0.6], fixedrange: true };
+    const head = lines(title, 26), names = labels.map((label) => lines(label, 20));
+    const below = 16 * head.length; // without room of its own a title lies on the numbers
+    const row = Math.max(34, ...names.map((name) => 4 + 15 * name.length));
+    byId(id).style.height = `${70 + below + 24 * legendRows + row * labels.length}px`;
+    const rows = { tickvals: labels.map((_, i) => i), ticktext: names.map((name) => name.join("<br>")), range: [labels.length - 0.4, -0.6], fixedrange: true };
     plot(id, traces.map((trace) => ({ showlegend: legend, ...trace })), { hovermode: "closest", barmode: "stack", bargap: 0.35,
-      xaxis: { title: { text: twoLines(title, 26) }, tickformat: format, nticks: isNarrow() ? 4 : 8, ...rest.xaxis }, yaxis: rows, shapes: rest.shapes ?? [] });
+      xaxis: { title: { text: head.join("<br>") }, tickformat: format, nticks: isNarrow() ? 4 : 8, ...rest.xaxis }, yaxis: rows, shapes: rest.shapes ?? [] });
   }
   function drawParts(id, labels, parts, values, title) {
     if (!byId(id)) return;

@@ -39,7 +39,7 @@ def _about_run(run: Run) -> Markup:
 
 def _about_many(subject: Subject) -> Markup:
     presets, count = some(list(dict.fromkeys(run.card.preset for run in subject.runs))), len(subject.groups)
-    alike = f"{count} groups of like runs" if count > 1 else "all alike but for the seed"
+    alike = f"{count} groups of like runs" if count > 1 else "one experiment"
     going = f", {len(subject.running)} in progress" if subject.running else ""
     return element("p", f"{len(subject.runs)} runs of {presets}{going}; {alike}.", class_="quiet")
 
@@ -73,7 +73,7 @@ def configuration(subject: Subject) -> list[Node]:
     if subject.only:
         return [element("h2", "Configuration"), *_settings(subject.only, subject.only.config)]
     names, first = differing(subject.groups), subject.runs[0]
-    unlike = _unlike(subject.runs)
+    unlike = [name for name in _unlike(subject.runs) if name not in names]
     other_data = {"data.dir"} if "data fingerprint" in names else set()
     apart = {*names, *unlike, *other_data, "seed"}
     shared = {name: value for name, value in first.config.items() if name not in apart}
@@ -83,14 +83,18 @@ def configuration(subject: Subject) -> list[Node]:
         rows = [(name, [setting(experiment(group.first).get(name)) for group in subject.groups]) for name in names]
         table = stacked(["Field", *(group.label for group in subject.groups)], rows, class_="values")
         differences = element("div", table, class_="scroll", tabindex="0", role="region", aria_label="What differs")
-    beside = element("p", f"Different, too, and no other experiment: {some(unlike)}.") if unlike else None
+    idle = [name for name in unlike if not name.startswith(SAME_EXPERIMENT)]
+    said = ("Different, too, and no other experiment", [name for name in unlike if name not in idle])
+    beside = [
+        element("p", f"{what}: {some(which)}.") for what, which in (said, ("Different without effect", idle)) if which
+    ]
     same = element("h2", "What is the same")
-    return [element("h2", "What differs"), differences, beside, same, *_settings(first, shared)]
+    return [element("h2", "What differs"), differences, *beside, same, *_settings(first, shared)]
 
 
 def _unlike(runs: Sequence[Run]) -> list[str]:
-    """Settings in which runs of one experiment may differ, and do."""
-    names = dict.fromkeys(name for run in runs for name in run.config if name.startswith(SAME_EXPERIMENT))
+    """Settings in which the runs differ. Between runs of one experiment these change nothing of it."""
+    names = dict.fromkeys(name for run in runs for name in run.config)
     return [name for name in names if name != "seed" and len({str(run.config.get(name)) for run in runs}) > 1]
 
 
