@@ -192,7 +192,7 @@ def test_the_first_skip_adds_block_5_to_itself() -> None:
         weight, stream = entered[6 + i][5]
         assert torch.equal(weight, model.skip_weights[i])
         assert torch.equal(stream, left[5 - i])
-    x, *others, (weight, stream) = entered[6]
+    x, *others, (weight, stream) = entered[6][:6]
     assert torch.equal(model.blocks[6](x + weight * stream, *others, None)[0], left[6])
 
 

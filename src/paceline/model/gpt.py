@@ -103,6 +103,7 @@ class GPT(nn.Module):
         for dim in self.rotary_dims:
             for name, table in zip(("cos", "sin"), rotary_tables(config.rotary, dim), strict=True):
                 self.register_buffer(f"rotary_{name}_{dim}", table, persistent=False)
+        self.read_later = config.read_later  # here: the compiler does not enter a cached property's lock
         self.dropout = None
         if config.dropout:
             from paceline.model.dropout import DropoutKeys
@@ -181,7 +182,7 @@ class GPT(nn.Module):
             attended = None if shape is None or shape.attends_to is None else kept[shape.attends_to]
             added = ngrams if layer.ngram_gate else None
             x, raw_v = self.run_block(block, x, x0, value_embed, here, attend, skip, keys, attended, added)
-            if layer.index in self.config.read_later:
+            if layer.index in self.read_later:
                 kept[layer.index] = x
             if layer.index == 0 and self.config.value_path == "residual":
                 first_v = raw_v

@@ -464,7 +464,7 @@ class ModelConfig(Limited, prefix="--model."):
                 if change.score_scale is not None:
                     stated["scale"] = change.score_scale
                 elif change.qk_dim is not None:
-                    stated["scale"] = change.qk_dim**-0.5
+                    stated["scale"] = max(1, change.qk_dim) ** -0.5  # 0 is refused later
                 shape = replace(shape, **stated)
                 gates |= {n: value for n in gates if (value := getattr(change, n)) is not None}
                 attends = attends if change.attention is None else change.attention
