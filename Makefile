@@ -30,8 +30,8 @@ demo: .venv/.usable  ## train the demo preset on the CPU, end with a sample and 
 test: environment  ## the default suite: offline, about 5 minutes on 2 cores
 	$(TESTS) -n 2 --dist loadfile
 
-journeys: environment  ## a user's whole paths, as CI walks them after the suite
-	$(TESTS) -m journey -n 2 --dist loadfile --timeout 600
+journeys: environment  ## a user's whole paths and the longer series, as CI runs them after the suite
+	$(TESTS) -m 'journey and not slow' -n 2 --dist loadfile --timeout 600
 
 test-all: environment  ## and the slow tests
 	$(TESTS) -m 'not soak and not gpu' --timeout 1800

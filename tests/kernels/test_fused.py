@@ -21,6 +21,7 @@ SHARED_BYTES, RESERVED_BYTES = 233_472, 1_024
 BF16 = {"device": "cuda", "dtype": torch.bfloat16}
 
 
+@pytest.mark.journey
 def test_interpreted_kernels_agree_with_float64() -> None:
     run_interpreted("interpreted_fused.py")
 

@@ -22,6 +22,7 @@ from parallel.same_run import ALL, SAMPLE, name_of
 from parallel.series import SEQUENCES, SLOW_SUM_S, STACKS, STEPS
 from train.tiny import weights, write_text_shards
 
+pytestmark = pytest.mark.journey
 CUTS = ("whole", "micro")
 """A rank's share in one micro-batch, or in as many as it has sequences."""
 

@@ -609,6 +609,7 @@ def wait_for_the_end_of(session: int, timeout_s: float = 5.0) -> bool:
     return False
 
 
+@pytest.mark.journey
 def test_killed_runs_continue_to_the_same_files(tmp_path: Path) -> None:
     kill_and_continue(tmp_path, kills=2, seed=0)
 

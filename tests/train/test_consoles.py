@@ -21,6 +21,7 @@ from paceline.metrics.metrics_file import read_metrics
 from train.killing import train
 from train.tiny import run, tiny_config
 
+pytestmark = pytest.mark.journey
 STEPS = 30
 LONG = 400
 ENDS_S = 60.0

@@ -162,6 +162,7 @@ def fuzz(world: Path, numbers: range) -> tuple[list[str], Counter[str]]:
     return trouble, codes
 
 
+@pytest.mark.journey
 def test_a_folder_from_others_is_answered_in_one_line_and_touches_nothing_else(tmp_path: Path) -> None:
     trouble, codes = fuzz(tmp_path / "world", range(SAMPLE))
     assert not trouble, "\n".join(trouble)

@@ -324,6 +324,7 @@ def test_a_trial_changes_no_bit_and_is_made_once(
     assert losses(tmp_path / "tried") == losses(tmp_path / "untried") == losses(tmp_path / "remembered")
 
 
+@pytest.mark.journey
 def test_out_of_memory_at_the_start_costs_a_plan_and_no_run(
     tmp_path: Path, gpu_like: list[int | None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -348,6 +349,7 @@ def test_out_of_memory_at_the_start_costs_a_plan_and_no_run(
     assert gpu_like == [1024, 512, 256]
 
 
+@pytest.mark.journey
 @pytest.mark.usefixtures("gpu_like")
 def test_no_plan_left_is_one_line_with_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(_: Assembly) -> None:
@@ -372,6 +374,7 @@ def run_out_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GradientStep, "take", take)
 
 
+@pytest.mark.journey
 def test_out_of_memory_later_names_what_would_fit_and_leaves_a_run_to_go_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -334,6 +334,7 @@ def test_presets_and_their_differences_are_listed_with_those_of_a_plugin(
     assert "A plug-in's needs --plugin FILE" in capsys.readouterr().err
 
 
+@pytest.mark.journey
 def test_ablate_takes_apart_what_a_plugin_brings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By default against the preset that it changes; the loss term, which is no flag, included."""
     file = a_plugin(tmp_path / "tricks")

@@ -1,5 +1,6 @@
 """Where in a schedule the step is measured, and how the measurements make its mean."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -46,11 +47,15 @@ def test_every_batch_size_is_measured_at_its_own_windows() -> None:
     assert found == [Point(4, 256, 2, 3), Point(8, 384, 4, 2)]
 
 
-@pytest.mark.parametrize("name", list(PRESETS))
+@functools.cache
+def whole_schedule(name: str) -> list[StepSettings]:
+    return [schedule(preset(name), step) for step in range(preset(name).steps)]
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 8, 100])
+@pytest.mark.parametrize("name", list(PRESETS))
 def test_points_cover_every_step_and_keep_both_ends(name: str, limit: int) -> None:
-    config = preset(name)
-    steps = [schedule(config, step) for step in range(config.steps)]
+    config, steps = preset(name), whole_schedule(name)
     windows = [at.windows.get("short") for at in steps]
     found = points_of(steps, limit)
     assert len(found) == min(limit, len(set(windows)))
