@@ -38,7 +38,6 @@ example: paceline watch runs --port 8008
 
 From elsewhere, through a tunnel: ssh -L 8008:localhost:8008 HOST, then http://localhost:8008/."""
 
-BESIDE_RUNS = (".log", ".err", ".out", ".html", ".js")
 LOSS = Limit("is not a loss; give a number such as 3.28", math.isfinite)
 
 
@@ -123,8 +122,8 @@ def board(argv: Sequence[str]) -> int:
 
 
 def _folders_given(names: Sequence[str]) -> Sequence[str]:
-    """Without logs, pages and chart libraries, which lie beside runs and which `runs/*` names, too."""
-    return [name for name in names if not (Path(name).suffix in BESIDE_RUNS and Path(name).is_file())] or names
+    """Without files: logs, pages and an ablation's plan lie beside runs, and `runs/*` names them, too."""
+    return [name for name in names if not Path(name).is_file()] or names
 
 
 def _run_folders(name: str) -> list[Path]:
