@@ -157,11 +157,10 @@ def _closing_lines(ablation: Ablation) -> list[str]:
     lines = []
     if (rate := ablation.exchange) is not None:
         lines.append(f"0.01 of loss costs {rate.steps_per_loss / 100:.1f} steps at step {rate.at_step:,}.")
-    noise = [f"{effect.technique} ({effect.kind})" for effect in ablation.effects if effect.noise]
-    if len(ablation.seeds) == 1:
-        lines.append("One seed: differences have no interval, so none of them is significant.")
-    elif noise:
-        lines.append(f"No measurable effect: {', '.join(noise)}.")
+    for said, of_one_seed in (("One seed, so no interval and no test", True), ("No measurable effect", False)):
+        noise = [effect for effect in ablation.effects if effect.noise and (effect.loss.p_holm is None) == of_one_seed]
+        if noise:
+            lines.append(f"{said}: {', '.join(f'{effect.technique} ({effect.kind})' for effect in noise)}.")
     if ablation.indicative:
         lines.append(f"Indicative only ({ablation.why_indicative}): it settles nothing about the full size.")
     return lines + [f"not counted: {one.run}: {one.why}" for one in ablation.not_counted]
