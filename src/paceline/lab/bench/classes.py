@@ -41,8 +41,7 @@ BY_FUSED_NAME = (
 class Sizes:
     """The numbers by which shapes are told apart."""
 
-    tokens: int
-    """Of one micro-batch."""
+    tokens: int  # of one micro-batch
     sequence_tokens: int
     lm_head_rows: int
     mlp_width: int
@@ -56,14 +55,10 @@ class Work:
     """A kernel on the device or, on a CPU, an operation."""
 
     name: str
-    operation: str = ""
-    """What launched it, as the framework calls it; empty where that is not known."""
-    shapes: Shapes = ()
-    """Of that operation's tensors."""
-    phase: str = ""
-    """`optimizer` or `data`; empty in forward and backward."""
-    seconds: float = 0.0
-    """That it alone is charged with, all profiled steps together."""
+    operation: str = ""  # what launched it, as the framework calls it; empty where that is not known
+    shapes: Shapes = ()  # of that operation's tensors
+    phase: str = ""  # `optimizer` or `data`; empty in forward and backward
+    seconds: float = 0.0  # that it alone is charged with, all profiled steps together
 
 
 def class_of(work: Work, sizes: Sizes) -> str:

@@ -36,13 +36,11 @@ class Product:
     """(rows, depth) times (depth, columns), `calls` times a step."""
 
     name: str
-    kind: str
-    """`forward`, `grad input` or `grad weight`."""
+    kind: str  # `forward`, `grad input` or `grad weight`
     rows: int
     depth: int
     columns: int
-    calls: float
-    """Mean over the steps."""
+    calls: float  # mean over the steps
 
     @property
     def flops(self) -> int:

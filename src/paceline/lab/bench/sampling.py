@@ -25,11 +25,9 @@ from paceline.parallel.machine import inspect_machine
 from paceline.settings.run import RunConfig
 from paceline.settings.schedule import widest_windows
 
-NOISE = 0.02
-"""Added to untrained weights: matrices that start at 0 would make all logits equal."""
+NOISE = 0.02  # added to untrained weights: matrices that start at 0 would make all logits equal
 PROFILED_STEPS = 8
-LONGEST = 12
-"""Kernels that a result names."""
+LONGEST = 12  # kernels that a result names
 
 
 @dataclass(frozen=True, kw_only=True)

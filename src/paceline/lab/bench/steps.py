@@ -57,8 +57,7 @@ slower ranks, and the cost of starting exchanges."""
 @dataclass(frozen=True)
 class StepTimes:
     points: list[Point]
-    seconds: list[list[float]]
-    """Of each step at each point."""
+    seconds: list[list[float]]  # of each step at each point
     peak_bytes: int | None
     """Since the start: the allocator does not see what a replayed graph takes, only its recording."""
     gpu: GpuSample

@@ -21,10 +21,8 @@ STARTS: dict[Profile, dict[Resource, float]] = {
 }
 """Record 18's original on one H200, by class of kernel, and the same with fused kernels; `newton_schulz` is of what the
 occupied processors could do."""
-TRUST_IN_FIGURES = 0.03
-"""Relative error of a measured step that counts as much as ..."""
-TRUST_IN_START = 0.25
-"""... this relative change of an inverse efficiency."""
+TRUST_IN_FIGURES = 0.03  # relative error of a measured step that counts as much as ...
+TRUST_IN_START = 0.25  # ... this relative change of an inverse efficiency
 
 
 def step_work(at: Setting) -> list[Work]:

@@ -17,17 +17,13 @@ from paceline.metrics.flops import DENSE_BF16_FLOPS
 @dataclass(frozen=True)
 class Gpu:
     driver_name: str
-    capability: int
-    """The major one."""
-    fp32_tflops: float
-    """Products in fp32, without tensor cores."""
+    capability: int  # the major one
+    fp32_tflops: float  # products in fp32, without tensor cores
     memory_gb_s: float
-    memory_gib: float
-    """What the driver reports, which is a little less or more than the name says."""
+    memory_gib: float  # what the driver reports, which is a little less or more than the name says
     link_gb_s: float
     node_gb_s: float
-    price: float
-    """USD for a GPU and hour."""
+    price: float  # USD for a GPU and hour
 
     @property
     def own_kernels(self) -> bool:

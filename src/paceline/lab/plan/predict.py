@@ -21,12 +21,10 @@ from paceline.settings.spec import describe
 
 START_S = {True: 110.0, False: 10.0}
 """Launch to step 10 with an empty compile cache, measured on one H200; and for a run that does not compile."""
-FORWARD_SHARE = 1 / 3
-"""Of a step's computation: a validation has no backward pass."""
+FORWARD_SHARE = 1 / 3  # of a step's computation: a validation has no backward pass
 MEMORY_PARTS = ("weights", "gathered", "slots", "gradients", "activations", "head_kept", "head", "block", "update")
 MEASURED_ON: dict[Profile, tuple[str, ...]] = {"reference": ("h100", "h200"), "fast": ("h200",)}
-MEASURED_WIDTHS = (384, 1536)
-"""Half and twice the width of the models that were measured."""
+MEASURED_WIDTHS = (384, 1536)  # half and twice the width of the models that were measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,46 +38,32 @@ class Plan:
     nodes: int
     parameters: int
     steps: int
-    tokens_per_step: int
-    """Over all GPUs."""
+    tokens_per_step: int  # over all GPUs
     micro_tokens: int
     micro_batches: int
-    step_s: float
-    """Mean over the schedule."""
+    step_s: float  # mean over the schedule
     first_step_s: float
     last_step_s: float
-    compute_s: dict[str, float]
-    """Forward and backward passes by class of work."""
+    compute_s: dict[str, float]  # forward and backward passes by class of work
     optimizer_s: float
-    communication_s: float
-    """Hidden or not."""
+    communication_s: float  # hidden or not
     exposed_communication_s: float
-    communication_share: float
-    """Of the step, what is exposed."""
-    communication_bytes: float
-    """Sent by one GPU in a step."""
-    tokens_per_s: float
-    """Over all GPUs."""
-    mfu: float
-    """As a run's card counts it: the model's arithmetic without document borders, over the bf16 or fp32 peak."""
-    train_s: float
-    """All steps; the records' clock leaves out the first ten."""
+    communication_share: float  # of the step, what is exposed
+    communication_bytes: float  # sent by one GPU in a step
+    tokens_per_s: float  # over all GPUs
+    mfu: float  # as a run's card counts it: the model's arithmetic without document borders, over the bf16 or fp32 peak
+    train_s: float  # all steps; the records' clock leaves out the first ten
     validation_s: float
-    start_s: float
-    """Launch and compilation."""
+    start_s: float  # launch and compilation
     wall_s: float
     gpu_hours: float
     price: float
-    cost: float
-    """USD, from launch to end."""
-    memory_gib: float
-    """At the fullest moment of a step."""
-    memory_parts_gib: dict[str, float]
-    """What there is in the course of one, not all at once."""
+    cost: float  # USD, from launch to end
+    memory_gib: float  # at the fullest moment of a step
+    memory_parts_gib: dict[str, float]  # what there is in the course of one, not all at once
     usable_gib: float
     fits: bool
-    remedy: str | None
-    """The smallest change with which it fits."""
+    remedy: str | None  # the smallest change with which it fits
     efficiencies: dict[Resource, float]
     limit: str
     notes: list[str]
@@ -190,8 +174,7 @@ LIMITS: dict[Resource, str] = {
 }
 
 
-NOTABLE_SHARE = 0.05
-"""Of a step: communication that is said although something else is the limit."""
+NOTABLE_SHARE = 0.05  # of a step: communication that is said although something else is the limit
 
 
 def _limit(at: Setting, efficiencies: Efficiencies) -> str:

@@ -15,10 +15,8 @@ from paceline.settings.model import ModelConfig, WindowKind
 from paceline.settings.run import RunConfig
 from paceline.settings.schedule import tokens_by_windows
 
-DOCUMENT_TOKENS = 650.0
-"""Mean length of a document: English web pages and articles, GPT-2's tokens."""
-LOG_SPREAD = 1.5
-"""Standard deviation of the logarithm of the length."""
+DOCUMENT_TOKENS = 650.0  # mean length of a document: English web pages and articles, GPT-2's tokens
+LOG_SPREAD = 1.5  # standard deviation of the logarithm of the length
 
 
 def mean_visited_keys(run: RunConfig, steps: Iterable[int], document_tokens: float) -> dict[WindowKind, float]:
