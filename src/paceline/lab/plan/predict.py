@@ -4,14 +4,12 @@
 step is a sum over classes of work, every GPU does the same, and the slowest of a thousand is as fast as the first.
 """
 
-import functools
 import math
 from dataclasses import dataclass, replace
 
 from paceline.backends.registry import find
 from paceline.core.errors import ConfigError
-from paceline.lab.plan.efficiency import Efficiencies, fit, seconds, seconds_by, step_work
-from paceline.lab.plan.figures import step_figures
+from paceline.lab.plan.efficiency import EFFICIENCIES, Efficiencies, seconds, seconds_by, step_seconds, step_work
 from paceline.lab.plan.memory import GIB, fits, flags_of, memory, named_back_ends, remedy, request_of, usable_gib
 from paceline.lab.plan.network import exchange, sent_bytes
 from paceline.lab.plan.work import Profile, Resource, Setting
@@ -71,7 +69,7 @@ class Plan:
 
 def plan(at: Setting, *, price: float | None = None) -> Plan:
     _check(at, price)
-    efficiencies = efficiencies_of(at.profile)
+    efficiencies = EFFICIENCIES[at.profile]
     parts = seconds_by("kind", step_work(at), efficiencies)
     optimizer_s, exposed_s = parts.pop("optimizer"), parts.pop("communication", 0)
     compute_s = sum(parts.values())
@@ -121,15 +119,6 @@ def plan(at: Setting, *, price: float | None = None) -> Plan:
         limit=_limit(at, efficiencies),
         notes=_notes(at),
     )
-
-
-@functools.cache
-def efficiencies_of(profile: Profile) -> Efficiencies:
-    return fit(profile, step_figures())
-
-
-def step_seconds(at: Setting) -> float:
-    return seconds(step_work(at), efficiencies_of(at.profile))
 
 
 def _check(at: Setting, price: float | None) -> None:
