@@ -164,8 +164,7 @@ def sample(argv: Sequence[str]) -> int:
 
 
 def _measure_step(arguments: StepArgs, base: RunConfig, folder: Path) -> dict[str, Any] | None:
-    """The start comes first: what it has compiled is there for the steps, and the device is all its own. None on all
-    ranks but the first."""
+    """The start comes first: the steps find what it compiled, and the device is its own. None on all ranks but 0."""
     from paceline.parallel.machine import inspect_machine
     from paceline.parallel.ranks import ranks_from_environment
     from paceline.parallel.rendezvous import joined

@@ -143,13 +143,11 @@ def _waterfall_lines(bars: Sequence[Bar]) -> list[str]:
     if not bars:
         return []
     width = max(len(bar.label) for bar in bars)
-    longest = max(abs(bar.value) for bar in bars if bar.kind not in ("start", "end")) or 1.0
+    longest = max(abs(bar.value) for bar in bars if not bar.is_whole) or 1.0
     lines = ["", "waterfall of the loss; a step is the mean of a part's effects"]
     for bar in bars:
-        whole = bar.kind in ("start", "end")
-        drawn = "" if whole else ("+" if bar.value > 0 else "-") * round(BAR * abs(bar.value) / longest)
-        value = f"{bar.value:.4f}" if whole else f"{bar.value:+.4f}"
-        lines.append(f"  {bar.label:<{width}}  {value:>8}  {drawn}".rstrip())
+        drawn = "" if bar.is_whole else ("+" if bar.value > 0 else "-") * round(BAR * abs(bar.value) / longest)
+        lines.append(f"  {bar.label:<{width}}  {bar.shown:>8}  {drawn}".rstrip())
     return lines
 
 

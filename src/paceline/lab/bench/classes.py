@@ -94,8 +94,7 @@ def _of_product(shapes: Shapes, sizes: Sizes) -> str | None:
 
 
 def _of_elements(shapes: Shapes, sizes: Sizes) -> str | None:
-    """Logits and hidden units are known by their last side; one of the MLP's weights has that side too, but no
-    tokens before it."""
+    """Logits and hidden units are known by their last side; an MLP's weight has it too, but no tokens before it."""
     for shape in shapes:
         if len(shape) >= 2 and shape[-1] == sizes.lm_head_rows:
             return "head_and_loss"

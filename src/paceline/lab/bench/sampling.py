@@ -124,8 +124,7 @@ class Crowd:
             self.step()
 
     def rates(self, steps: int) -> tuple[float, float]:
-        """Tokens a second by the clock, and by processor time: where other work is going on, that says more of a
-        CPU."""
+        """Tokens a second by the clock, and by processor time, which says more of a CPU that is shared."""
         started, started_cpu = time.perf_counter(), time.process_time()
         made = sum(event.token is not None for _ in range(steps) for event in self.step())
         return made / (time.perf_counter() - started), made / (time.process_time() - started_cpu)

@@ -1,5 +1,4 @@
-"""How much of the datasheet's rates a step gets: five numbers a profile, fitted to measured steps by tools/plan_fit.py.
-No torch."""
+"""How much of the datasheet's rates a step gets: numbers fitted to measured steps by tools/plan_fit.py. No torch."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

@@ -41,8 +41,7 @@ def visited_keys(model: ModelConfig, window_tokens: int, sequence_tokens: int, d
 
 @functools.cache
 def _visited_blocks(blocks: int, reach: int, document_tokens: float) -> float:
-    """Block k back exists for all but the first k blocks, and is visited if the document of the first query began in
-    it or earlier."""
+    """All but the first k blocks have a block k back; visited if the first query's document began there or before."""
     return sum((1 - back / blocks) * _share_older((back - 1) * BLOCK_TOKENS, document_tokens) for back in range(reach))
 
 

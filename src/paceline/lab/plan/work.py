@@ -215,8 +215,7 @@ def _orthogonalised(at: Setting, rows: int, columns: int, count: int) -> list[Wo
 
 
 def orthogonal_shapes(config: RunConfig) -> Counter[tuple[int, int]]:
-    """(rows, columns) of the matrices whose updates are orthogonal, to their number; a joined projection counts as its
-    parts."""
+    """Of matrices whose updates are orthogonal (rows, columns), to their number; joined projections count as parts."""
     orthogonal = {m.group.name for m in moved(config.model, config.optim) if m.rule.orthogonal}
     return Counter(shape for p in describe(config.model).parameters if p.group in orthogonal for shape in p.matrices())
 

@@ -37,10 +37,7 @@ def _waterfall(number: int, ablation: Ablation) -> list[Node]:
         return []
     if not ablation.waterfall:
         return [element("p", "One of the two presets has no finished run, so there is no way from one to the other.")]
-    rows = [
-        (bar.label, [f"{bar.value:.4f}" if bar.kind in ("start", "end") else f"{bar.value:+.4f}"])
-        for bar in ablation.waterfall
-    ]
+    rows = [(bar.label, [bar.shown]) for bar in ablation.waterfall]
     table = stacked(("From and to", "Loss or change of it"), rows)
     return [
         element("h3", "Loss, from one preset to the next"),
