@@ -14,12 +14,12 @@ import yaml
 from claims import about
 from paceline.core.errors import UserError
 from paceline.core.schema import changes, from_dict
-from paceline.lab.plan.figures import PUBLIC_STEPS_MS
 from paceline.lab.technique import Technique, flag_words, technique, techniques
 from paceline.recipes.presets import preset
 from paceline.recipes.records import PUBLIC
 from paceline.settings.run import RunConfig
 from page_text import DOCS, linked, listed, paragraphs, result_links, table
+from plan_fit import PUBLIC_STEPS_MS
 from plan_page import HELD_OUT_STEPS_MS, PUBLIC_PEAKS_MIB
 from result_files import Effect, Pair, Sentence, Series, all_series, effects, judged, pairs, read, significant
 

@@ -337,12 +337,12 @@ def test_an_ablations_folder_stands_for_its_runs_and_files_beside_runs_are_passe
         folder.name for folder in (*write_group(runs, "full", LOW), *write_group(runs, "base", HIGH, softcap=30.0))
     ]
     write_json(runs / "ablation.json", ablation_values(full=names[:4], base=[*names[4:], "never-begun"]))
-    for name in ("full-0.log", "full-0.err", "nohup-0.out"):
-        (runs / name).write_text("a log")
+    for name in ("full-0.log", "full-0.err", "nohup-0.out", "plan.json"):
+        (runs / name).write_text("no run")
     assert main(["compare", str(runs)]) == 0
     whole = capsys.readouterr().out
     assert "A is better than B by 0.0210" in whole
-    assert main(["compare", *map(str, sorted(runs.glob("*-*")))]) == 0
+    assert main(["compare", *map(str, sorted(runs.glob("[!.]*")))]) == 0  # as a shell writes runs/*
     assert "B is better than A" in capsys.readouterr().out
 
 
@@ -351,7 +351,9 @@ def test_groups_are_named_with_their_data(runs: Path) -> None:
         write_run(runs / name, seed=0, loss=3.2, settings={"data.dir": f"shards/{name}"}, data_fingerprint=name * 9)
         for name in ("abc", "xyz")
     )
-    assert [group.data for group in compare([here, there]).groups] == ["abc abcabcab", "xyz xyzxyzxy"]
+    mixed = write_run(runs / "both", seed=1, loss=3.2, data_fingerprint="abc" * 9, other_data=("xyz" * 9,))
+    names = [group.data for group in compare([here, there, mixed]).groups]
+    assert names == ["abc abcabcab", "xyz xyzxyzxy", "builtin abcabcab+xyzxyzxy"]
 
 
 def ablation_values(**arms: list[str]) -> dict[str, Any]:

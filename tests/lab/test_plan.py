@@ -9,14 +9,13 @@ import pytest
 from model.small import RECORDS, small
 from paceline.core.errors import ConfigError
 from paceline.core.units import BLOCK_TOKENS
-from paceline.lab.plan.efficiency import STARTS, fit, seconds, step_work
-from paceline.lab.plan.figures import EIGHT_H100, ONE_H200, PUBLIC_STEPS_MS, Figure, step_figures
+from paceline.lab.plan.efficiency import EFFICIENCIES, seconds, step_seconds, step_work
 from paceline.lab.plan.gpus import GPUS, Cluster
 from paceline.lab.plan.memory import memory, peak_gib, remedy
 from paceline.lab.plan.network import sent_bytes
-from paceline.lab.plan.predict import plan, step_seconds
+from paceline.lab.plan.predict import plan
 from paceline.lab.plan.visits import DOCUMENT_TOKENS, LOG_SPREAD, visited_keys
-from paceline.lab.plan.work import Setting, computation, gradient_bytes, optimizer, orthogonal_shapes
+from paceline.lab.plan.work import Profile, Setting, computation, gradient_bytes, optimizer, orthogonal_shapes
 from paceline.metrics.flops import DENSE_BF16_FLOPS
 from paceline.model.gpt import GPT
 from paceline.recipes.presets import preset
@@ -28,6 +27,7 @@ from paceline.settings.parallel import ParallelConfig
 from paceline.settings.run import RunConfig
 from paceline.settings.schedule import Stage
 from paceline.settings.spec import describe
+from plan_fit import EIGHT_H100, ONE_H200, PUBLIC_STEPS_MS, STARTS, Figure, fit, step_figures
 from plan_page import PUBLIC_PEAKS_MIB, Check, memory_checks, step_checks
 from result_files import FOLDER
 
@@ -88,7 +88,7 @@ def figures_of(result: dict, name: str) -> tuple[list[Figure], Figure]:
 def test_predictions_are_within_15_percent_of_our_newest_results() -> None:
     for figure, predicted in measured_since():
         error = predicted / figure.measured - 1
-        assert abs(error) < TOLERANCE, f"{figure.source}: {error:+.1%}; bring lab/plan/figures.py up to date"
+        assert abs(error) < TOLERANCE, f"{figure.source}: {error:+.1%}; bring tools/plan_fit.py up to date"
 
 
 def test_a_result_file_of_either_kind_is_understood() -> None:
@@ -104,6 +104,12 @@ def test_a_result_file_of_either_kind_is_understood() -> None:
 
 
 # ---- the fit
+
+
+@pytest.mark.parametrize("profile", EFFICIENCIES)
+def test_the_planner_has_the_efficiencies_of_the_fit(profile: Profile) -> None:
+    """`python tools/plan_fit.py` prints them."""
+    assert EFFICIENCIES[profile] == pytest.approx(fit(profile, step_figures()), rel=1e-4)
 
 
 def test_the_fit_finds_the_efficiencies_that_made_the_figures() -> None:

@@ -88,7 +88,7 @@ def test_a_damaged_ablation_is_said_beside_the_runs_that_are_well(
 def test_one_seed_and_missing_arms_are_said_and_what_the_lab_keeps_for_itself_is_left_alone(tmp_path: Path) -> None:
     folder = write_ablation(
         tmp_path,
-        effects=[effect("softcap", "Softcap 15", "leave-one-out", -0.03, 0.0, n=1, loss={"mean": -0.03})],
+        effects=[effect("softcap", "Softcap 15", "leave-one-out", -0.03, 0.0, n=1, loss={"mean": -0.03}, noise=True)],
         waterfall=[],
         left_out=[{"arm": "no-segments", "why": "acts on a GPU only"}],
         not_counted=[{"run": "full-3", "why": "is not finished"}],
@@ -105,6 +105,7 @@ def test_one_seed_and_missing_arms_are_said_and_what_the_lab_keeps_for_itself_is
         "Not counted: full-3: is not finished.",
     ):  # fmt: skip
         assert expected in text, expected
+    assert "no measurable effect" not in text
 
 
 def test_a_run_missing_from_an_arm_is_said(tmp_path: Path) -> None:

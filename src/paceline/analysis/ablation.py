@@ -59,6 +59,14 @@ class Bar:
     value: float
     kind: Literal["start", "step", "interaction", "end"]
 
+    @property
+    def is_whole(self) -> bool:
+        return self.kind in ("start", "end")
+
+    @property
+    def shown(self) -> str:
+        return f"{self.value:.4f}" if self.is_whole else f"{self.value:+.4f}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:

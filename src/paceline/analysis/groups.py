@@ -66,8 +66,7 @@ def experiment_key(run: StoredRun) -> str:
 
 
 def why_left_out(run: StoredRun, *, remade: bool = False) -> str | None:
-    """Why the run's last loss must not be averaged with others; None: it may. `remade`: also that of a run that was
-    rewound or restarted."""
+    """Why the run's last loss must not be averaged with others; None: it may. `remade`: also if parts were remade."""
     card = run.card
     if not card.finished:
         return f"not finished: {run.steps_done:,} of {card.steps:,} steps"
@@ -79,8 +78,7 @@ def why_left_out(run: StoredRun, *, remade: bool = False) -> str | None:
 
 
 def why_remade(card: RunCard) -> str | None:
-    """A run of which a part was made again, or that was given more steps: whoever does that has seen the first outcome,
-    and may choose."""
+    """A run of which a part was made again, or that was given more steps, by who had seen the first outcome."""
     counts = {"rewound": card.rewinds, "restarted": card.restarts}
     done = [f"{word} {'once' if n == 1 else f'{n} times'}" for word, n in counts.items() if n]
     done += [f"extended from {planned:,} steps" for _, planned in card.extended]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.analysis.facts import code, hardware
+from paceline.analysis.facts import code, hardware, short_data
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.core.errors import ConfigError, RunError
 from paceline.core.files import check_links
@@ -51,8 +51,8 @@ class StoredRun:
 
 
 def data(run: StoredRun) -> str:
-    """The data's folder, by name, and the beginning of their fingerprint."""
-    return f"{Path(str(run.config.get('data.dir', '?'))).name} {run.card.data_fingerprint[:8]}"
+    """The data's folder, by name, and the beginnings of their fingerprints."""
+    return f"{Path(str(run.config.get('data.dir', '?'))).name} {short_data(run.card)}"
 
 
 @dataclass(frozen=True, kw_only=True)

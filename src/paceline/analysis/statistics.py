@@ -67,8 +67,7 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def mean_at_most(losses: Values, target: float) -> float:
-    """One-sided p-value: how likely losses this low are if their true mean lies above the target. The records' rule
-    asks for less than 0.01."""
+    """One-sided p-value: how likely losses this low are if their true mean lies above the target."""
     _need_two(losses)
     error = float(np.std(losses, ddof=1)) / math.sqrt(len(losses))
     return _at_most(float(np.mean(losses)) - target, error, len(losses) - 1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from paceline.commands.output import answer, say
+from paceline.commands.output import JsonArgs, answer, say
 from paceline.commands.train import PresetArgs, base_config, parse_on_preset
 from paceline.core.command_line import Bare, Positional, parse
 from paceline.core.errors import ConfigError
@@ -50,11 +50,13 @@ A preset's weights are untrained; of a run the newest checkpoint is taken. Texts
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchArgs(PresetArgs):
-    json: bool = False
-    """For programs."""
+class WrittenArgs(JsonArgs):
     out: str | None = None
     """Write the JSON to this file, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchArgs(WrittenArgs, PresetArgs):
     config: Bare[RunConfig]
 
 
@@ -85,7 +87,7 @@ class GemmArgs(BenchArgs, Limited, prefix="--"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleBenchArgs(Limited, prefix="--"):
+class SampleBenchArgs(WrittenArgs, Limited, prefix="--"):
     model: Positional[Annotated[str, tyro.conf.arg(metavar="[MODEL]")]] = "demo"
     """A preset, or a run's folder."""
     scale: str = "1"
@@ -101,10 +103,6 @@ class SampleBenchArgs(Limited, prefix="--"):
     compile: bool = True
     """On a GPU, compile the step before it is recorded."""
     sampling: Bare[SamplingConfig] = field(default_factory=SamplingConfig)
-    json: bool = False
-    """For programs."""
-    out: str | None = None
-    """Write the JSON to this file, too."""
 
     def check(self) -> None:
         if not self.streams or min(self.streams) < 1:
@@ -166,8 +164,7 @@ def sample(argv: Sequence[str]) -> int:
 
 
 def _measure_step(arguments: StepArgs, base: RunConfig, folder: Path) -> dict[str, Any] | None:
-    """The start comes first: what it has compiled is there for the steps, and the device is all its own. None on all
-    ranks but the first."""
+    """The start comes first: the steps find what it compiled, and the device is its own. None on all ranks but 0."""
     from paceline.parallel.machine import inspect_machine
     from paceline.parallel.ranks import ranks_from_environment
     from paceline.parallel.rendezvous import joined
@@ -230,7 +227,7 @@ def _give_of_preset(measured: dict[str, Any], arguments: BenchArgs, command: lis
     return _give({"preset": arguments.preset, "scale": arguments.scale, **measured, **known}, arguments, show)
 
 
-def _give(result: dict[str, Any], arguments: BenchArgs | SampleBenchArgs, show: Show) -> int:
+def _give(result: dict[str, Any], arguments: WrittenArgs, show: Show) -> int:
     answer(result, lambda: show(result), as_json=arguments.json)
     if arguments.out is not None:  # last: a file that cannot be written costs itself alone
         write_json(Path(arguments.out), result)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Annotated
 
 from paceline.commands.output import answer
 from paceline.commands.train import PresetArgs, base_config, parse_on_preset
@@ -10,6 +11,7 @@ from paceline.lab.plan.gpus import GPUS, Cluster
 from paceline.lab.plan.predict import plan as plan_of
 from paceline.lab.plan.visits import DOCUMENT_TOKENS
 from paceline.lab.plan.work import Profile, Setting, profile_on
+from paceline.settings.limits import NOT_NEGATIVE, Limited, at_least
 from paceline.settings.run import RunConfig
 
 HELP = f"""Predict a run before it is paid for: step time, time to finish, memory, communication, cost.
@@ -22,14 +24,14 @@ errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanArgs(PresetArgs):
+class PlanArgs(PresetArgs, Limited, prefix="--"):
     cluster: Bare[Cluster] = field(default_factory=lambda: Cluster(gpu="h100", gpus=8))
     profile: Profile | None = None
     """Whose efficiency and memory: `reference`, the records' scripts and PyTorch's compiled paths, also by
     --train.no-custom-kernels; `fast`, kernels of our own, which are for Hopper. None: what the GPU can use."""
-    price: float | None = None
+    price: Annotated[float | None, NOT_NEGATIVE.saying("in USD for a GPU and hour")] = None
     """USD for a GPU and hour; None: a typical offer."""
-    document_tokens: float = DOCUMENT_TOKENS
+    document_tokens: Annotated[float, at_least(1).saying("English web pages have 650")] = DOCUMENT_TOKENS
     """Mean length of a document, at whose borders a document mask ends attention."""
     json: bool = False
     """For programs."""

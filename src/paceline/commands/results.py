@@ -11,7 +11,7 @@ import tyro
 
 from paceline.analysis.ablation import ABLATION_FILE, read_ablation
 from paceline.checkpoint.run_folder import RUNS, RunFolder, open_run
-from paceline.commands.output import answer, say
+from paceline.commands.output import JsonArgs, answer, say
 from paceline.core.command_line import Positional, parse
 from paceline.core.errors import ConfigError, RunError
 from paceline.metrics.card import CARD_FILE
@@ -38,36 +38,31 @@ example: paceline watch runs --port 8008
 
 From elsewhere, through a tunnel: ssh -L 8008:localhost:8008 HOST, then http://localhost:8008/."""
 
-BESIDE_RUNS = (".log", ".err", ".out", ".html", ".js")
 LOSS = Limit("is not a loss; give a number such as 3.28", math.isfinite)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareArgs(Limited, prefix="--"):
-    runs: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN [RUN ...]")]]
-    """Folders of runs or of ablations, or their names under runs/; files beside them are passed over."""
+class JudgedArgs(JsonArgs, Limited, prefix="--"):
     target: Annotated[float | None, LOSS] = None
-    """Test that the mean loss is at most this, by the records' rule (p < 0.01)."""
-    planned: Annotated[int | None, at_least(2).saying("one run shows no spread")] = None
-    """Runs of each group that were planned before the first result was seen."""
+    """Test that the mean loss is at most this, by the records' rule (p < 0.01). Of a board: None is the track's own."""
     with_remade: bool = False
     """Count also runs of which a part was made again by --rewind or --restart."""
-    json: bool = False
-    """For programs."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoardArgs(Limited, prefix="--"):
+class CompareArgs(JudgedArgs):
+    runs: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN [RUN ...]")]]
+    """Folders of runs or of ablations, or their names under runs/; files beside them are passed over."""
+    planned: Annotated[int | None, at_least(2).saying("one run shows no spread")] = None
+    """Runs of each group that were planned before the first result was seen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoardArgs(JudgedArgs):
     folders: Positional[tuple[Path, ...]] = (RUNS,)
     """Folders with runs, at any depth."""
     track: str | None = None
     """Which track; by default the one that the runs name."""
-    target: Annotated[float | None, LOSS] = None
-    """Loss to reach; by default the track's own."""
-    with_remade: bool = False
-    """Count also runs of which a part was made again by --rewind or --restart."""
-    json: bool = False
-    """For programs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +96,8 @@ def compare(argv: Sequence[str]) -> int:
     from paceline.lab.compare.compare import compare as compare_runs
     from paceline.lab.compare.comparison_text import show_comparison
 
-    found = compare_runs(
-        [folder for run in _folders_given(arguments.runs) for folder in _run_folders(run)],
-        target=arguments.target,
-        planned=arguments.planned,
-        remade=arguments.with_remade,
-    )
+    folders = [folder for run in _folders_given(arguments.runs) for folder in _run_folders(run)]
+    found = compare_runs(folders, target=arguments.target, planned=arguments.planned, remade=arguments.with_remade)
     return answer(asdict(found), lambda: show_comparison(found), as_json=arguments.json)
 
 
@@ -123,8 +114,8 @@ def board(argv: Sequence[str]) -> int:
 
 
 def _folders_given(names: Sequence[str]) -> Sequence[str]:
-    """Without logs, pages and chart libraries, which lie beside runs and which `runs/*` names, too."""
-    return [name for name in names if not (Path(name).suffix in BESIDE_RUNS and Path(name).is_file())] or names
+    """Without files: logs, pages and an ablation's plan lie beside runs, and `runs/*` names them, too."""
+    return [name for name in names if not Path(name).is_file()] or names
 
 
 def _run_folders(name: str) -> list[Path]:

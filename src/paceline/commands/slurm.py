@@ -1,7 +1,5 @@
-"""`paceline train … --launch slurm`: the same command, one process a rank, as a job of Slurm's, through submitit.
-
-No torchrun is needed: Slurm starts the ranks, and submitit gives each its place in the variables that torchrun sets.
-"""
+"""`paceline train … --launch slurm`: the same command, one process a rank, as a job of Slurm's, through submitit, which
+gives each rank its place in the variables that torchrun sets."""
 
 import subprocess
 import sys

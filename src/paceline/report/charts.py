@@ -185,8 +185,7 @@ def small_charts(group: Group[Run], num_groups: int) -> dict[str, dict[str, Any]
 
 
 def _planned(run: Run, points: int) -> dict[str, tuple[Column, Column]]:
-    """What the run's settings say of each window kind, and of batch and momentum if these change, at as many of the
-    recorded steps."""
+    """By the run's settings, at some recorded steps: each window kind, and batch and momentum if these change."""
     recorded = run.curves.steps["step"]
     if run.settings is None or not len(recorded):
         return {}

@@ -69,8 +69,7 @@ def stacked(headings: Sequence[str], rows: Iterable[tuple[Node, Sequence[Node]]]
 
 
 def scrolling(headings: Sequence[str], rows: Iterable[Sequence[Node]], *, label: str, named: bool = False) -> Markup:
-    """In a box of its own width, which the keyboard can scroll, too. `named`: the first cell of a row is its name,
-    which stays in view."""
+    """In a box that the keyboard can scroll, too. `named`: the first cell of a row is its name and stays in view."""
     first = "th" if named else "td"
     body = [
         element(

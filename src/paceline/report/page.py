@@ -90,8 +90,7 @@ def render(
     scripts: str = "",
     library: str | None = None,
 ) -> str:
-    """The whole document. `scripts` are our own, run after the one that draws; `library`: where plotly.js lies, None:
-    inside."""
+    """The whole document. `scripts` run after the one that draws; `library`: where plotly.js lies, None: inside."""
     head = element(
         "head",
         element("meta", charset="utf-8"),

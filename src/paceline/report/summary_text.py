@@ -1,5 +1,4 @@
-"""The statistics of a page in sentences: how many runs, their mean, its interval, which groups differ, and what is in
-no mean."""
+"""The statistics of a page in sentences: means with intervals, which groups differ, and what is in no mean."""
 
 from collections.abc import Iterable, Sequence
 

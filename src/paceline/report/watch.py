@@ -48,10 +48,8 @@ EMPTY = dict.fromkeys(LIVE_ORDER, Markup(""))
 FILES = (CARD_FILE, CONFIG, METRICS_FILE)
 QUIET_S, QUIET_STEPS = 60.0, 20
 """A run is called quiet after a minute without a record, and after so many of its own steps."""
-HEADERS_S = 10.0
-"""A client has so long to send a request; a connection without one for so long is closed."""
-MOST_CONNECTIONS = 512
-"""Beyond it the oldest without a whole request is closed."""
+HEADERS_S = 10.0  # a client has so long to send a request; a connection without one for so long is closed
+MOST_CONNECTIONS = 512  # beyond it the oldest without a whole request is closed
 
 Signature = tuple[tuple[int, int] | None, ...]
 """Of each of FILES: when it was written and its size, None if it is not there."""

@@ -95,3 +95,14 @@ def test_what_has_no_measurable_effect_is_said_and_bars_point_both_ways(tmp_path
     assert "interaction and what was not run +0.1000 +++++++++++++++ " in text
     assert "No measurable effect" not in text
     assert "Indicative only (scale 1/16, CPU): it settles nothing about the full size." in text
+
+
+def test_what_is_left_with_one_seed_is_not_called_without_effect(tmp_path: Path) -> None:
+    for run in PLAN.runs:
+        if run.seed == PLAN.seeds[0]:
+            write_run(run, tmp_path, 6.0)
+    console, said = text_console(terminal=False)
+    show_ablation(conclude(PLAN, outcomes(PLAN.runs, tmp_path), {}), console)
+    text = " ".join(said().split())
+    assert "One seed, so no interval and no test: softcap-15 (leave-one-out), softcap-15 (add-one-in)." in text
+    assert "No measurable effect" not in text

@@ -143,13 +143,11 @@ def _waterfall_lines(bars: Sequence[Bar]) -> list[str]:
     if not bars:
         return []
     width = max(len(bar.label) for bar in bars)
-    longest = max(abs(bar.value) for bar in bars if bar.kind not in ("start", "end")) or 1.0
+    longest = max(abs(bar.value) for bar in bars if not bar.is_whole) or 1.0
     lines = ["", "waterfall of the loss; a step is the mean of a part's effects"]
     for bar in bars:
-        whole = bar.kind in ("start", "end")
-        drawn = "" if whole else ("+" if bar.value > 0 else "-") * round(BAR * abs(bar.value) / longest)
-        value = f"{bar.value:.4f}" if whole else f"{bar.value:+.4f}"
-        lines.append(f"  {bar.label:<{width}}  {value:>8}  {drawn}".rstrip())
+        drawn = "" if bar.is_whole else ("+" if bar.value > 0 else "-") * round(BAR * abs(bar.value) / longest)
+        lines.append(f"  {bar.label:<{width}}  {bar.shown:>8}  {drawn}".rstrip())
     return lines
 
 
@@ -157,11 +155,10 @@ def _closing_lines(ablation: Ablation) -> list[str]:
     lines = []
     if (rate := ablation.exchange) is not None:
         lines.append(f"0.01 of loss costs {rate.steps_per_loss / 100:.1f} steps at step {rate.at_step:,}.")
-    noise = [f"{effect.technique} ({effect.kind})" for effect in ablation.effects if effect.noise]
-    if len(ablation.seeds) == 1:
-        lines.append("One seed: differences have no interval, so none of them is significant.")
-    elif noise:
-        lines.append(f"No measurable effect: {', '.join(noise)}.")
+    for said, of_one_seed in (("One seed, so no interval and no test", True), ("No measurable effect", False)):
+        noise = [effect for effect in ablation.effects if effect.noise and (effect.loss.p_holm is None) == of_one_seed]
+        if noise:
+            lines.append(f"{said}: {', '.join(f'{effect.technique} ({effect.kind})' for effect in noise)}.")
     if ablation.indicative:
         lines.append(f"Indicative only ({ablation.why_indicative}): it settles nothing about the full size.")
     return lines + [f"not counted: {one.run}: {one.why}" for one in ablation.not_counted]

@@ -10,7 +10,7 @@ whatever changes on the machine while they run meets all arms alike, and a serie
 import functools
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from paceline.core.command_line import Hidden
 from paceline.core.errors import ConfigError, UserError
@@ -22,6 +22,7 @@ from paceline.recipes.plugins import plugin_words
 from paceline.recipes.presets import preset
 from paceline.recipes.scaling import parse_scale, scaled, with_steps
 from paceline.settings.data import NAMED_TOGETHER
+from paceline.settings.limits import Limited, at_least
 from paceline.settings.run import RunConfig
 
 PLAN_FILE = "plan.json"
@@ -47,10 +48,10 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(Limited, prefix="--"):
     """What is asked of a diff."""
 
-    seeds: int = 3
+    seeds: Annotated[int, at_least(1)] = 3
     """Runs of every arm, with --seed and the numbers that follow it."""
     only: str | None = None
     """Parts of the diff to look at, with commas between; None: all."""
@@ -67,9 +68,7 @@ class Choice:
     ranks: Hidden[int] = 1
     """Processes of each run."""
 
-    def __post_init__(self) -> None:
-        if self.seeds < 1:
-            raise ConfigError(f"--seeds {self.seeds} must be at least 1")
+    def check(self) -> None:
         parse_scale(self.scale)
 
 

@@ -99,8 +99,7 @@ class LocalChild(subprocess.Popen):
 
 
 def local_launch(*, gpus: Sequence[str], jobs: int, lock: int | None) -> Launch:
-    """Starts runs on this machine: the one at place i sees `gpus[i]` alone, if there are any. Runs that share the cores
-    get an equal number of them."""
+    """Starts runs here: the one at place i sees `gpus[i]` alone, if any; else each gets its share of cores."""
 
     def launch(words: Sequence[str], log: Path, place: int) -> Child:
         more = {"CUDA_VISIBLE_DEVICES": gpus[place]} if gpus else {}

@@ -8,10 +8,8 @@ from rich.table import Table
 
 from paceline.metrics.console import console_on
 
-FILE_COLUMNS = 160
-"""Width of the tables where the output is no terminal."""
-WORDS = ("class", "kernel", "weight", "product")
-"""Columns that hold words; the others hold numbers."""
+FILE_COLUMNS = 160  # width of the tables where the output is no terminal
+WORDS = ("class", "kernel", "weight", "product")  # columns that hold words; the others hold numbers
 
 
 def show_step(result: dict[str, Any]) -> None:

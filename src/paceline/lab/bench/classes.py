@@ -41,8 +41,7 @@ BY_FUSED_NAME = (
 class Sizes:
     """The numbers by which shapes are told apart."""
 
-    tokens: int
-    """Of one micro-batch."""
+    tokens: int  # of one micro-batch
     sequence_tokens: int
     lm_head_rows: int
     mlp_width: int
@@ -56,14 +55,10 @@ class Work:
     """A kernel on the device or, on a CPU, an operation."""
 
     name: str
-    operation: str = ""
-    """What launched it, as the framework calls it; empty where that is not known."""
-    shapes: Shapes = ()
-    """Of that operation's tensors."""
-    phase: str = ""
-    """`optimizer` or `data`; empty in forward and backward."""
-    seconds: float = 0.0
-    """That it alone is charged with, all profiled steps together."""
+    operation: str = ""  # what launched it, as the framework calls it; empty where that is not known
+    shapes: Shapes = ()  # of that operation's tensors
+    phase: str = ""  # `optimizer` or `data`; empty in forward and backward
+    seconds: float = 0.0  # that it alone is charged with, all profiled steps together
 
 
 def class_of(work: Work, sizes: Sizes) -> str:
@@ -99,8 +94,7 @@ def _of_product(shapes: Shapes, sizes: Sizes) -> str | None:
 
 
 def _of_elements(shapes: Shapes, sizes: Sizes) -> str | None:
-    """Logits and hidden units are known by their last side; one of the MLP's weights has that side too, but no
-    tokens before it."""
+    """Logits and hidden units are known by their last side; an MLP's weight has it too, but no tokens before it."""
     for shape in shapes:
         if len(shape) >= 2 and shape[-1] == sizes.lm_head_rows:
             return "head_and_loss"

@@ -23,12 +23,9 @@ from paceline.settings.run import RunConfig
 from paceline.settings.schedule import largest_batch, mean_batch_tokens
 from paceline.settings.spec import describe
 
-PEAK_SIDE = {"cuda": 8192, "cpu": 1024}
-"""Side of the square product whose rate counts as the device's peak: large enough that nothing but the product is
-measured."""
+PEAK_SIDE = {"cuda": 8192, "cpu": 1024}  # of the square product whose rate counts as the device's peak
 COLD_BYTES = {"cuda": 256 * 2**20, "cpu": 2**20}
-"""What the copies together hold at least: several times the 50 MB cache of an H100 or H200. A CPU's cache is shared
-with everything else, and the largest would cost more to outgrow than the figure is worth."""
+"""What the copies together hold at least: several times the 50 MB cache of an H100 or H200. A CPU's is not outgrown."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +33,11 @@ class Product:
     """(rows, depth) times (depth, columns), `calls` times a step."""
 
     name: str
-    kind: str
-    """`forward`, `grad input` or `grad weight`."""
+    kind: str  # `forward`, `grad input` or `grad weight`
     rows: int
     depth: int
     columns: int
-    calls: float
-    """Mean over the steps."""
+    calls: float  # mean over the steps
 
     @property
     def flops(self) -> int:

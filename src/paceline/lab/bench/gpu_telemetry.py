@@ -11,11 +11,9 @@ import torch
 from paceline.core.environment import answer_of
 
 QUERY = ("--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits")
-PAUSE_S = 1.5
-"""Between two questions: an answer takes the driver some milliseconds, which the steps should not notice."""
+PAUSE_S = 1.5  # between two questions: an answer takes the driver some milliseconds, which the steps should not notice
 
-GpuSample = dict[str, float | None]
-"""`sm_clock_mhz` and `power_w`; None where nobody answers."""
+GpuSample = dict[str, float | None]  # `sm_clock_mhz` and `power_w`; None where nobody answers
 
 
 @contextlib.contextmanager

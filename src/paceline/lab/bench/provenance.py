@@ -14,10 +14,8 @@ HARDWARE = ("platform", "cpu", "cores", "memory_bytes", "gpu", "gpu_count", "gpu
 
 
 def provenance(command: Sequence[str], *, preset: Any, config: Any) -> dict[str, Any]:
-    """The part that every result has: what it is, machine, versions, code, date, the words after `paceline`, and what
-    was not the preset's."""
-    facts = environment()
-    code = code_version()
+    """The part that every result has. `diff`: what was not the preset's."""
+    facts, code = environment(), code_version()
     return {
         "what": shlex.join(["paceline", *command[:2]]),
         "hardware": {name: facts[name] for name in HARDWARE if name in facts},

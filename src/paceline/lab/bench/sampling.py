@@ -25,11 +25,9 @@ from paceline.parallel.machine import inspect_machine
 from paceline.settings.run import RunConfig
 from paceline.settings.schedule import widest_windows
 
-NOISE = 0.02
-"""Added to untrained weights: matrices that start at 0 would make all logits equal."""
+NOISE = 0.02  # added to untrained weights: matrices that start at 0 would make all logits equal
 PROFILED_STEPS = 8
-LONGEST = 12
-"""Kernels that a result names."""
+LONGEST = 12  # kernels that a result names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +124,7 @@ class Crowd:
             self.step()
 
     def rates(self, steps: int) -> tuple[float, float]:
-        """Tokens a second by the clock, and by processor time: where other work is going on, that says more of a
-        CPU."""
+        """Tokens a second by the clock, and by processor time, which says more of a CPU that is shared."""
         started, started_cpu = time.perf_counter(), time.process_time()
         made = sum(event.token is not None for _ in range(steps) for event in self.step())
         return made / (time.perf_counter() - started), made / (time.process_time() - started_cpu)

@@ -13,10 +13,8 @@ class Point:
     """A batch size and a window to measure at."""
 
     sequences: int
-    window: int | None
-    """The widest of a step, in tokens; None where the preset has none."""
-    step: int
-    """A step of the schedule that has them."""
+    window: int | None  # the widest of a step, in tokens; None where the preset has none
+    step: int  # a step of the schedule that has them
     steps: int
     """Steps of the schedule for which it stands: those of this batch size with this window, or the nearest to it."""
 

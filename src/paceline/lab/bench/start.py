@@ -17,10 +17,8 @@ from paceline.core.errors import PacelineError, UserError
 from paceline.metrics.card import RunCard, read_card
 from paceline.metrics.meter import LAUNCH_VARIABLE
 
-START_STEPS = 10
-"""The records' warm-up: compilation is over and the allocator has settled."""
-PEAK_STEPS = 5
-"""Enough for a gradient to be recorded."""
+START_STEPS = 10  # the records' warm-up: compilation is over and the allocator has settled
+PEAK_STEPS = 5  # enough for a gradient to be recorded
 CACHE_VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 """Where compiled code is kept between processes, and the name of each folder here."""
 

@@ -57,8 +57,7 @@ slower ranks, and the cost of starting exchanges."""
 @dataclass(frozen=True)
 class StepTimes:
     points: list[Point]
-    seconds: list[list[float]]
-    """Of each step at each point."""
+    seconds: list[list[float]]  # of each step at each point
     peak_bytes: int | None
     """Since the start: the allocator does not see what a replayed graph takes, only its recording."""
     gpu: GpuSample
@@ -90,8 +89,7 @@ class Steps:
         self._wait()
 
     def times(self, *, points: int, repeats: int, exchange: bool = True) -> StepTimes:
-        """`repeats` steps at each of at most `points` windows. Without exchanges, the last thing to do: it spoils the
-        weights."""
+        """`repeats` steps at each of at most `points` windows. Without exchanges the weights are spoilt."""
         chosen = points_of(self.schedule, points)
         if self.ranks.world > 1:
             dist.all_reduce(torch.zeros((), device=self.device))  # later nobody may wait for a rank that is late
@@ -108,8 +106,7 @@ class Steps:
         return StepTimes(chosen, by_point, peak_bytes(str(self.device)), gpu())
 
     def profile(self, trace: Path | None) -> Profile:
-        """PROFILED_STEPS steps at the middle of the schedule; the trace is kept in `trace` if that is given. From now
-        on no graph is replayed."""
+        """PROFILED_STEPS steps at the middle of the schedule, their trace in this file. No graph is replayed again."""
         step = self.config.steps // 2
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.device.type == "cuda" else [])]
         profiler = profile(activities=activities, record_shapes=True)

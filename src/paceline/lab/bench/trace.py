@@ -12,18 +12,14 @@ from typing import Any
 
 from paceline.lab.bench.classes import CLASSES, Sizes, Work, class_of
 
-STEPS_RANGE = "paceline: steps"
-"""Range around all profiled steps, from an idle device to an idle device."""
+STEPS_RANGE = "paceline: steps"  # range around all profiled steps, from an idle device to an idle device
 PHASE_RANGES = {"paceline: data": "data", "paceline: optimizer": "optimizer"}
 """Ranges inside a step and the class of everything that is launched in them."""
-ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Categories of what a GPU does."""
-TOP_KERNELS = 25
-"""Rows of the list by which a person sees where the time goes."""
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of what a GPU does
+TOP_KERNELS = 25  # rows of the list by which a person sees where the time goes
 
 Event = dict[str, Any]
-Phases = Sequence[tuple[float, float, str]]
-"""(first, last, phase), in the trace's microseconds."""
+Phases = Sequence[tuple[float, float, str]]  # (first, last, phase), in the trace's microseconds
 
 
 @dataclass(frozen=True)

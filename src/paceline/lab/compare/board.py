@@ -84,8 +84,7 @@ class Board:
 def board(
     folders: Sequence[Path], *, track: str | None = None, target: float | None = None, remade: bool = False
 ) -> Board:
-    """The board of the runs anywhere below these folders. Without a track, the one that all of them name. `remade`:
-    count those that were rewound or restarted, too."""
+    """The board of the runs anywhere below these folders; `track` None: the one that all of them name."""
     cards = (path for folder in folders for path in sorted(folder.rglob(CARD_FILE)))
     found, damaged = read_runs(card.parent for card in cards if not card.parent.name.startswith(SET_ASIDE))
     name = track or _only_track(found, folders)

@@ -40,8 +40,7 @@ class PairAnswer:
     second: str
     difference: statistics.Estimate  # of the mean losses, first minus second, by Welch's test
     by_seed: statistics.Estimate | None
-    """The same, paired, where both groups have the same seeds. Often narrower; the verdict stays with the test that was
-    chosen before."""
+    """The same, paired, where the seeds are the same. Often narrower; the verdict stays with the test chosen before."""
     p_holm: float
     p_looks: float
     differs: bool
@@ -79,8 +78,7 @@ class Comparison:
 def compare(
     folders: Sequence[Path], *, target: float | None = None, planned: int | None = None, remade: bool = False
 ) -> Comparison:
-    """Compare the runs in these folders and record this look beside them. `remade`: count those that were rewound or
-    restarted, too."""
+    """Compare the runs in these folders and record this look beside them. `remade`: see `why_left_out`."""
     found, damaged = read_runs(folders)
     every = groups_of(found, remade=remade)
     left_out = [*damaged, *(item for group in every for item in group.left_out)]
@@ -134,11 +132,7 @@ def against(target: float, group: Group, stdev: float, question: Question) -> Ta
     passes = p_looks < RECORDS_LEVEL and not question.early
     more: int | None = 0
     if not passes:
-        needed = (
-            statistics.runs_needed(stdev, gap, alpha=RECORDS_LEVEL / question.factor)
-            if gap > 0
-            else statistics.MOST_RUNS
-        )
+        needed = statistics.runs_needed(stdev, max(gap, 0.0), alpha=RECORDS_LEVEL / question.factor)
         more = None if needed >= statistics.MOST_RUNS else max(1, needed - n, (question.planned or 0) - n)
     if passes:
         words = "at most the target, by the records' rule (p < 0.01)"

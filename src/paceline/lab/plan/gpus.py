@@ -8,26 +8,26 @@ differ by a factor of two, so they are an orientation, to be replaced by --price
 
 import difflib
 from dataclasses import dataclass
+from typing import Annotated
 
 from paceline.core.errors import ConfigError
 from paceline.core.probe import HOPPER
 from paceline.metrics.flops import DENSE_BF16_FLOPS
+from paceline.settings.limits import Limit, Limited, at_least
+
+ABOVE_0 = Limit("must be above 0", lambda value: value > 0)
 
 
 @dataclass(frozen=True)
 class Gpu:
     driver_name: str
-    capability: int
-    """The major one."""
-    fp32_tflops: float
-    """Products in fp32, without tensor cores."""
+    capability: int  # the major one
+    fp32_tflops: float  # products in fp32, without tensor cores
     memory_gb_s: float
-    memory_gib: float
-    """What the driver reports, which is a little less or more than the name says."""
+    memory_gib: float  # what the driver reports, which is a little less or more than the name says
     link_gb_s: float
     node_gb_s: float
-    price: float
-    """USD for a GPU and hour."""
+    price: float  # USD for a GPU and hour
 
     @property
     def own_kernels(self) -> bool:
@@ -55,35 +55,29 @@ GPUS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class Cluster(Limited, prefix="--"):
     """`gpus` GPUs of one kind, `gpus_per_node` of them joined by the fast link."""
 
     gpu: str
     """Its kind, as docs/plan.md lists them."""
-    gpus: int
+    gpus: Annotated[int, at_least(1)]
     """How many of them, in all machines together."""
-    gpus_per_node: int = 8
+    gpus_per_node: Annotated[int, at_least(1).saying("8 is usual")] = 8
     """How many of them are in one machine."""
-    interconnect_gb_s: float | None = None
+    interconnect_gb_s: Annotated[float | None, ABOVE_0.saying("None takes what is usual")] = None
     """What a node sends to the others in one direction; None: what is usual for the GPU."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.gpu not in GPUS:
             near = difflib.get_close_matches(self.gpu.lower().removeprefix("rtx").strip("-_ "), GPUS, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(GPUS)}"
             raise ConfigError(f"--gpu {self.gpu} is not in the table; {hint}")
-        if self.gpus < 1:
-            raise ConfigError(f"--gpus {self.gpus} must be at least 1")
-        if self.gpus_per_node < 1:
-            raise ConfigError(f"--gpus-per-node {self.gpus_per_node} must be at least 1; 8 is usual")
         if self.gpus > self.gpus_per_node and self.gpus % self.gpus_per_node:
             fits = self.gpus // self.gpus_per_node * self.gpus_per_node
             raise ConfigError(
                 f"--gpus {self.gpus:,} does not fill nodes of {self.gpus_per_node}; use {fits:,} or "
                 f"{fits + self.gpus_per_node:,}, or another --gpus-per-node"
             )
-        if self.interconnect_gb_s is not None and not self.interconnect_gb_s > 0:
-            raise ConfigError(f"--interconnect-gb-s {self.interconnect_gb_s} must be above 0; None takes what is usual")
 
     @property
     def kind(self) -> Gpu:

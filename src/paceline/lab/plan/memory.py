@@ -1,5 +1,4 @@
-"""Peak memory of one GPU: `parallel.memory_model` for a run that does not exist yet, and what would make it fit. No
-torch. Nothing is fitted here."""
+"""Peak memory of one GPU by `parallel.memory_model`, and what would make a run fit. Nothing is fitted. No torch."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

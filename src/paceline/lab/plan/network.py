@@ -15,24 +15,18 @@ from paceline.lab.plan.work import Setting, Work, gradient_bytes, moved_of, orth
 from paceline.parallel.memory_model import halo_tokens
 from paceline.settings.spec import DTYPE_BYTES
 
-BUCKET_BYTES = 25 * 2**20
-"""What is exchanged at once."""
-HOP_S = 5e-6
-"""Latency of one hop; an exchange takes two for each doubling of the ranks."""
+BUCKET_BYTES = 25 * 2**20  # what is exchanged at once
+HOP_S = 5e-6  # latency of one hop; an exchange takes two for each doubling of the ranks
 EXPOSED_UNCOMPILED = 0.3
 """Share of an exchange beside uncompiled passes, of gradients or of the weights' shards, that outlasts them."""
-EXPOSED_BESIDE_MUON = 0.5
-"""Share of an exchange that outlasts the work on Muon's matrices beside it. Not measured."""
+EXPOSED_BESIDE_MUON = 0.5  # share of an exchange that outlasts the work on Muon's matrices beside it. Not measured
 
 
 @dataclass(frozen=True)
 class Exchange:
-    size: int
-    """Bytes over which all ranks agree."""
-    crossings: int
-    """Of each link: 2 for a sum, 1 for a gather."""
-    exposed: float
-    """Share that a step waits for."""
+    size: int  # bytes over which all ranks agree
+    crossings: int  # of each link: 2 for a sum, 1 for a gather
+    exposed: float  # share that a step waits for
 
 
 def exchanges(at: Setting) -> Iterator[Exchange]:

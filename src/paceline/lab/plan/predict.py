@@ -4,14 +4,12 @@
 step is a sum over classes of work, every GPU does the same, and the slowest of a thousand is as fast as the first.
 """
 
-import functools
 import math
 from dataclasses import dataclass, replace
 
 from paceline.backends.registry import find
 from paceline.core.errors import ConfigError
-from paceline.lab.plan.efficiency import Efficiencies, fit, seconds, seconds_by, step_work
-from paceline.lab.plan.figures import step_figures
+from paceline.lab.plan.efficiency import EFFICIENCIES, Efficiencies, seconds, seconds_by, step_seconds, step_work
 from paceline.lab.plan.memory import GIB, fits, flags_of, memory, named_back_ends, remedy, request_of, usable_gib
 from paceline.lab.plan.network import exchange, sent_bytes
 from paceline.lab.plan.work import Profile, Resource, Setting
@@ -21,12 +19,10 @@ from paceline.settings.spec import describe
 
 START_S = {True: 110.0, False: 10.0}
 """Launch to step 10 with an empty compile cache, measured on one H200; and for a run that does not compile."""
-FORWARD_SHARE = 1 / 3
-"""Of a step's computation: a validation has no backward pass."""
+FORWARD_SHARE = 1 / 3  # of a step's computation: a validation has no backward pass
 MEMORY_PARTS = ("weights", "gathered", "slots", "gradients", "activations", "head_kept", "head", "block", "update")
 MEASURED_ON: dict[Profile, tuple[str, ...]] = {"reference": ("h100", "h200"), "fast": ("h200",)}
-MEASURED_WIDTHS = (384, 1536)
-"""Half and twice the width of the models that were measured."""
+MEASURED_WIDTHS = (384, 1536)  # half and twice the width of the models that were measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,54 +36,40 @@ class Plan:
     nodes: int
     parameters: int
     steps: int
-    tokens_per_step: int
-    """Over all GPUs."""
+    tokens_per_step: int  # over all GPUs
     micro_tokens: int
     micro_batches: int
-    step_s: float
-    """Mean over the schedule."""
+    step_s: float  # mean over the schedule
     first_step_s: float
     last_step_s: float
-    compute_s: dict[str, float]
-    """Forward and backward passes by class of work."""
+    compute_s: dict[str, float]  # forward and backward passes by class of work
     optimizer_s: float
-    communication_s: float
-    """Hidden or not."""
+    communication_s: float  # hidden or not
     exposed_communication_s: float
-    communication_share: float
-    """Of the step, what is exposed."""
-    communication_bytes: float
-    """Sent by one GPU in a step."""
-    tokens_per_s: float
-    """Over all GPUs."""
-    mfu: float
-    """As a run's card counts it: the model's arithmetic without document borders, over the bf16 or fp32 peak."""
-    train_s: float
-    """All steps; the records' clock leaves out the first ten."""
+    communication_share: float  # of the step, what is exposed
+    communication_bytes: float  # sent by one GPU in a step
+    tokens_per_s: float  # over all GPUs
+    mfu: float  # as a run's card counts it: the model's arithmetic without document borders, over the bf16 or fp32 peak
+    train_s: float  # all steps; the records' clock leaves out the first ten
     validation_s: float
-    start_s: float
-    """Launch and compilation."""
+    start_s: float  # launch and compilation
     wall_s: float
     gpu_hours: float
     price: float
-    cost: float
-    """USD, from launch to end."""
-    memory_gib: float
-    """At the fullest moment of a step."""
-    memory_parts_gib: dict[str, float]
-    """What there is in the course of one, not all at once."""
+    cost: float  # USD, from launch to end
+    memory_gib: float  # at the fullest moment of a step
+    memory_parts_gib: dict[str, float]  # what there is in the course of one, not all at once
     usable_gib: float
     fits: bool
-    remedy: str | None
-    """The smallest change with which it fits."""
+    remedy: str | None  # the smallest change with which it fits
     efficiencies: dict[Resource, float]
     limit: str
     notes: list[str]
 
 
 def plan(at: Setting, *, price: float | None = None) -> Plan:
-    _check(at, price)
-    efficiencies = efficiencies_of(at.profile)
+    _check(at)
+    efficiencies = EFFICIENCIES[at.profile]
     parts = seconds_by("kind", step_work(at), efficiencies)
     optimizer_s, exposed_s = parts.pop("optimizer"), parts.pop("communication", 0)
     compute_s = sum(parts.values())
@@ -139,16 +121,7 @@ def plan(at: Setting, *, price: float | None = None) -> Plan:
     )
 
 
-@functools.cache
-def efficiencies_of(profile: Profile) -> Efficiencies:
-    return fit(profile, step_figures())
-
-
-def step_seconds(at: Setting) -> float:
-    return seconds(step_work(at), efficiencies_of(at.profile))
-
-
-def _check(at: Setting, price: float | None) -> None:
+def _check(at: Setting) -> None:
     gpus, parts = at.cluster.gpus, at.config.parallel.context_parallel
     if gpus % parts:
         raise ConfigError(f"--parallel.context-parallel {parts} does not divide --gpus {gpus:,}; use a multiple of it")
@@ -167,10 +140,6 @@ def _check(at: Setting, price: float | None) -> None:
         back_end, flag = find(operation, name), flags_of({f"{operation}.backend": name})
         if why := back_end.misfit(request_of(at)) if back_end.capability in (None, kind.capability) else elsewhere:
             raise ConfigError(f"{flag} {on}: {why}; leave it out")
-    if price is not None and not 0 <= price < math.inf:
-        raise ConfigError(f"--price {price} must be a number of at least 0, in USD for a GPU and hour")
-    if not at.document_tokens >= 1:
-        raise ConfigError(f"--document-tokens {at.document_tokens} must be at least 1; English web pages have 650")
 
 
 # ---- in words
@@ -190,8 +159,7 @@ LIMITS: dict[Resource, str] = {
 }
 
 
-NOTABLE_SHARE = 0.05
-"""Of a step: communication that is said although something else is the limit."""
+NOTABLE_SHARE = 0.05  # of a step: communication that is said although something else is the limit
 
 
 def _limit(at: Setting, efficiencies: Efficiencies) -> str:

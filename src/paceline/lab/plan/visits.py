@@ -15,10 +15,8 @@ from paceline.settings.model import ModelConfig, WindowKind
 from paceline.settings.run import RunConfig
 from paceline.settings.schedule import tokens_by_windows
 
-DOCUMENT_TOKENS = 650.0
-"""Mean length of a document: English web pages and articles, GPT-2's tokens."""
-LOG_SPREAD = 1.5
-"""Standard deviation of the logarithm of the length."""
+DOCUMENT_TOKENS = 650.0  # mean length of a document: English web pages and articles, GPT-2's tokens
+LOG_SPREAD = 1.5  # standard deviation of the logarithm of the length
 
 
 def mean_visited_keys(run: RunConfig, steps: Iterable[int], document_tokens: float) -> dict[WindowKind, float]:
@@ -43,8 +41,7 @@ def visited_keys(model: ModelConfig, window_tokens: int, sequence_tokens: int, d
 
 @functools.cache
 def _visited_blocks(blocks: int, reach: int, document_tokens: float) -> float:
-    """Block k back exists for all but the first k blocks, and is visited if the document of the first query began in
-    it or earlier."""
+    """All but the first k blocks have a block k back; visited if the first query's document began there or before."""
     return sum((1 - back / blocks) * _share_older((back - 1) * BLOCK_TOKENS, document_tokens) for back in range(reach))
 
 

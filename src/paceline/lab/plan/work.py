@@ -24,12 +24,9 @@ from paceline.settings.spec import DTYPE_BYTES, describe
 Profile = Literal["reference", "fast"]
 Resource = Literal["products", "attention", "memory", "newton_schulz", "link", "fixed"]
 
-LAUNCH_S = 5e-6
-"""Gap before a small kernel."""
-LAUNCHES_PER_LAYER = 50
-"""Kernels of one block, forward and backward."""
-LAUNCHES_PER_MATRIX = 22
-"""Kernels of one orthogonalisation: five iterations of three products, and what surrounds them."""
+LAUNCH_S = 5e-6  # gap before a small kernel
+LAUNCHES_PER_LAYER = 50  # kernels of one block, forward and backward
+LAUNCHES_PER_MATRIX = 22  # kernels of one orthogonalisation: five iterations of three products, and what surrounds them
 ALIGNED, MISALIGNED_COST = 8, 2.0
 """Rows of a head that are no multiple of 8 leave its rows of bf16 logits off the 16-byte steps that fast products load.
 The cost is a guess, taken because record 4, which has such a head, is 16 % slower than predicted without it."""
@@ -39,25 +36,19 @@ EVERY_RANK_COMPUTES_ALL = ("r04-muon", "r05-modern-arch")
 """Their scripts orthogonalise every matrix on every rank; those since record 6, and ours, share them."""
 
 # How often kernels cross memory, in widths of their tensor:
-STREAM_CROSSINGS, SKIP_CROSSINGS = 20.0, 7.0
-"""The residual stream in a block (mixes, norms, sums), and a skip."""
-ATTENTION_CROSSINGS = 12.0
-"""Queries, keys, values, outputs and their gradients in the attention kernels."""
-HEADS_CROSSINGS = {"reference": 16.0, "fast": 12.0}
-"""Queries, keys and values between projection and attention."""
-HIDDEN_CROSSINGS = {"reference": 5.0, "fast": 0.0}
-"""MLP's hidden values: the fast activation is inside the products."""
+STREAM_CROSSINGS, SKIP_CROSSINGS = 20.0, 7.0  # the residual stream in a block (mixes, norms, sums), and a skip
+ATTENTION_CROSSINGS = 12.0  # queries, keys, values, outputs and their gradients in the attention kernels
+HEADS_CROSSINGS = {"reference": 16.0, "fast": 12.0}  # queries, keys and values between projection and attention
+HIDDEN_CROSSINGS = {"reference": 5.0, "fast": 0.0}  # MLP's hidden values: the fast activation is inside the products
 LOGITS_BYTES = {"reference": 14.0, "fast": 6.0}
 """Bytes of a logit outside of the products: the fast ones are never fp32."""
 
 
 @dataclass(frozen=True)
 class Work:
-    kind: str
-    """Class of work, in the words of `paceline bench step`."""
+    kind: str  # class of work, in the words of `paceline bench step`
     resource: Resource
-    seconds: float
-    """At the datasheet's rate of the resource; as they are for `fixed`."""
+    seconds: float  # at the datasheet's rate of the resource; as they are for `fixed`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +59,8 @@ class Setting:
     cluster: Cluster
     profile: Profile
     document_tokens: float = DOCUMENT_TOKENS
-    window_tokens: int | None = None
-    """A fixed window; None: those of the schedule."""
-    step: int | None = None
-    """One step of the schedule; None: the mean over all."""
+    window_tokens: int | None = None  # a fixed window; None: those of the schedule
+    step: int | None = None  # one step of the schedule; None: the mean over all
 
     @property
     def tokens(self) -> int:
@@ -226,8 +215,7 @@ def _orthogonalised(at: Setting, rows: int, columns: int, count: int) -> list[Wo
 
 
 def orthogonal_shapes(config: RunConfig) -> Counter[tuple[int, int]]:
-    """(rows, columns) of the matrices whose updates are orthogonal, to their number; a joined projection counts as its
-    parts."""
+    """Of matrices whose updates are orthogonal (rows, columns), to their number; joined projections count as parts."""
     orthogonal = {m.group.name for m in moved(config.model, config.optim) if m.rule.orthogonal}
     return Counter(shape for p in describe(config.model).parameters if p.group in orthogonal for shape in p.matrices())
 

@@ -37,10 +37,7 @@ def _waterfall(number: int, ablation: Ablation) -> list[Node]:
         return []
     if not ablation.waterfall:
         return [element("p", "One of the two presets has no finished run, so there is no way from one to the other.")]
-    rows = [
-        (bar.label, [f"{bar.value:.4f}" if bar.kind in ("start", "end") else f"{bar.value:+.4f}"])
-        for bar in ablation.waterfall
-    ]
+    rows = [(bar.label, [bar.shown]) for bar in ablation.waterfall]
     table = stacked(("From and to", "Loss or change of it"), rows)
     return [
         element("h3", "Loss, from one preset to the next"),
@@ -66,7 +63,8 @@ def _effects(number: int, ablation: Ablation) -> list[Node]:
 
 def _effect_row(effect: Effect) -> tuple[Node, list[Node]]:
     loss = effect.loss
-    name = element("span", effect.title, element("em", " no measurable effect") if effect.noise else None)
+    tested = loss.p_holm is not None  # of one seed nothing is known
+    name = element("span", effect.title, element("em", " no measurable effect") if effect.noise and tested else None)
     corrected = UNKNOWN if loss.p_holm is None else p_value(loss.p_holm)
     cells: list[Node] = [effect.kind, f"{effect.n}", f"{loss.mean:+.4f}", _interval(loss, 4), corrected]
     costs = (effect.time_at_equal_loss_s, "s", 1), (effect.step_s, "s", 4), (effect.memory_gib, "GiB", 2)

@@ -45,8 +45,7 @@ def _about_many(subject: Subject) -> Markup:
 
 
 def _notes(runs: Sequence[Run]) -> Markup | None:
-    """Each note of a card once, with the runs that have it; in the open if a single run is unfinished, since they may
-    say why."""
+    """Each note of a card once, with the runs that have it; open for a single unfinished run: they may say why."""
     notes = list(dict.fromkeys(note for run in runs for note in run.card.notes))
     if not notes:
         return None

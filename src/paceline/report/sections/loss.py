@@ -1,5 +1,4 @@
-"""The loss curves over four axes, their values as tables, what `paceline evaluate` found, the schedule beside the
-speed, and samples."""
+"""Loss curves over four axes and as tables, what `paceline evaluate` found, schedule and speed, and samples."""
 
 import math
 from typing import Any
