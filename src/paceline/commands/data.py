@@ -220,15 +220,17 @@ def remarks(manifest: "DatasetManifest") -> Iterator[str]:
     if manifest.other_files:
         more = ", …" if manifest.other_files > len(manifest.other_names) else ""
         yield f"not read: {_counted(manifest.other_files, 'file')} ({', '.join(manifest.other_names)}{more})"
+    from paceline.text.token_files import is_validation
+
     train, val = manifest.side_tokens("train"), manifest.side_tokens("val")
     share = manifest.options.val_share
+    given = manifest.options.ids_of and any(is_validation(source.name) for source in manifest.sources)
     if 0 < train < val:
-        yield f"validation has {val:,} tokens, more than the {train:,} of training; lower --val-share {share}"
+        cure = "give more files of training" if given else f"lower --val-share {share}"
+        yield f"validation has {val:,} tokens, more than the {train:,} of training; {cure}"
     elif 0 < val < FEW_VAL_TOKENS:
-        yield (
-            f"validation has {val:,} tokens, fewer than {FEW_VAL_TOKENS:,}, so its loss is not precise; a --val-share "
-            f"above {share}, or more text, gives more"
-        )
+        more = "a longer file of validation" if given else f"a --val-share above {share}, or more text,"
+        yield f"validation has {val:,} tokens, fewer than {FEW_VAL_TOKENS:,}, so its loss is not precise; {more} gives more"
 
 
 def _counted(count: int, what: str) -> str:
