@@ -230,7 +230,8 @@ def remarks(manifest: "DatasetManifest") -> Iterator[str]:
         yield f"validation has {val:,} tokens, more than the {train:,} of training; {cure}"
     elif 0 < val < FEW_VAL_TOKENS:
         more = "a longer file of validation" if given else f"a --val-share above {share}, or more text,"
-        yield f"validation has {val:,} tokens, fewer than {FEW_VAL_TOKENS:,}, so its loss is not precise; {more} gives more"
+        few = f"fewer than {FEW_VAL_TOKENS:,}, so its loss is not precise"
+        yield f"validation has {val:,} tokens, {few}; {more} gives more"
 
 
 def _counted(count: int, what: str) -> str:
