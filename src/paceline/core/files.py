@@ -65,7 +65,6 @@ def new_digest() -> "hashlib.blake2b":
 
 
 def blake2b_of(path: Path) -> str:
-    """Hash of the whole file, 128 bits in hex."""
     digest = new_digest()
     with open(path, "rb") as file:
         while chunk := file.read(HASH_CHUNK_BYTES):

@@ -23,8 +23,7 @@ LOCK_FILE = ".lock"
 PATIENCE_S = 10.0
 BUSY = PacelineError("another process is in there")
 
-_held: set[int] = set()
-"""Handles of the locks of this process."""
+_held: set[int] = set()  # handles of the locks of this process
 
 
 @contextlib.contextmanager

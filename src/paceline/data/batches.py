@@ -22,13 +22,11 @@ class Cursor:
 
     position: int | None = 0
     """Tokens of the stream that are read or passed; None: written by a version that counted steps ..."""
-    step: int | None = None
-    """... of one size, so many."""
+    step: int | None = None  # ... of one size, so many
 
 
 FROM_THE_START = Cursor()
-MANY_PASSES = 2
-"""A run that reads its text more often than this prints a warning: it may learn the text by heart."""
+MANY_PASSES = 2  # a run that reads its text more often than this prints a warning: it may learn the text by heart
 
 
 def batches(

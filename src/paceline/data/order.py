@@ -19,8 +19,7 @@ from paceline.core.errors import ConfigError
 from paceline.data.corpus import Corpus
 from paceline.settings.data import BatchConfig, DataConfig
 
-SHUFFLE_PURPOSE = 1
-"""Keeps the shuffle's random stream apart from others that are keyed by the same seed."""
+SHUFFLE_PURPOSE = 1  # keeps the shuffle's random stream apart from others that are keyed by the same seed
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,7 @@ class ShuffledOrder:
     lengths: tuple[int, ...]
     sequence_tokens: int
     seed: int
-    grain: int = 1
-    """Sequences start at multiples of this."""
+    grain: int = 1  # sequences start at multiples of this
 
     @cached_property
     def _through(self) -> np.ndarray:

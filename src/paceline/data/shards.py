@@ -21,10 +21,8 @@ VERSION = 1
 HEADER_WORDS = 256
 HEADER_BYTES = HEADER_WORDS * 4
 TOKEN_DTYPE = np.dtype("<u2")
-MAX_VOCAB_SIZE = 65_535
-"""Largest vocabulary whose ids, and one to spare, fit into uint16."""
-SCAN_TOKENS = 1 << 22
-"""Tokens compared in one go when a whole shard is searched: 8 MiB, which stays in the cache."""
+MAX_VOCAB_SIZE = 65_535  # largest vocabulary whose ids, and one to spare, fit into uint16
+SCAN_TOKENS = 1 << 22  # tokens compared in one go when a whole shard is searched: 8 MiB, which stays in the cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,25 +30,18 @@ class ShardManifest:
     """What a shard is said to hold; `x.bin.json` as a value."""
 
     tokens: int
-    documents: int
-    """Documents that begin in this shard."""
-    max_token: int
-    """Largest token id, so that a vocabulary can be checked without reading the tokens."""
-    tokenizer: str
-    """Fingerprint of the tokenizer that made the ids."""
-    blake2b: str
-    """Hash of the whole file, header included."""
+    documents: int  # documents that begin in this shard
+    max_token: int  # largest token id, so that a vocabulary can be checked without reading the tokens
+    tokenizer: str  # fingerprint of the tokenizer that made the ids
+    blake2b: str  # hash of the whole file, header included
 
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """An open shard."""
-
     path: Path
     stream: np.ndarray
     manifest: ShardManifest | None
-    mapped: mmap.mmap | None = None
-    """The file that `stream` is a view of."""
+    mapped: mmap.mmap | None = None  # the file that `stream` is a view of
 
     @property
     def tokens(self) -> np.ndarray:

@@ -15,27 +15,22 @@ from paceline.settings.spec import describe
 @dataclass(frozen=True, kw_only=True)
 class CatalogueEntry:
     name: str
-    summary: str
-    """First sentence of the preset's docstring."""
+    summary: str  # first sentence of the preset's docstring
     record: int | None
     predecessor: str | None
     parameters: int
     steps: int
-    tokens_per_step: int
-    """Mean over the steps."""
+    tokens_per_step: int  # mean over the steps
     train_tokens: int
-    public_minutes: float | None
-    """On eight H100, by the records' clock."""
+    public_minutes: float | None  # on eight H100, by the records' clock
     public_val_loss: float | None
-    changes: tuple[Change, ...]
-    """Against the predecessor."""
+    changes: tuple[Change, ...]  # against the predecessor
 
     def as_json(self) -> dict[str, Any]:
         return {**vars(self), "changes": listed(self.changes)}
 
 
 def listed(found: Iterable[Change]) -> list[dict[str, Any]]:
-    """Changes as JSON."""
     return [{"field": change.field, "from": change.before, "to": change.after} for change in found]
 
 

@@ -68,7 +68,6 @@ def plugin_words(config: RunConfig) -> list[str]:
 
 
 def _read(path: str | Path) -> tuple[bytes, str]:
-    """The file and its hash."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:

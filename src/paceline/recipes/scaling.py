@@ -99,5 +99,4 @@ def _scaled_sequence(config: RunConfig, scale: float) -> int:
 
 
 def _tokens(before: int, scale: float, sequence_tokens: int) -> int:
-    """Of a scaled batch, in whole sequences."""
     return max(1, round(before * scale**2 / sequence_tokens)) * sequence_tokens

@@ -1,9 +1,8 @@
 """How a preparation begins: anew, from where an earlier run stopped, or not at all.
 
-It continues only if the result is what one uninterrupted run would give: the same options, the finished shards as they
-were written, the tokenizer they were made with and, if that was trained here, the same text to train it on. Whether the
-input before the stopping place is still the same is found out while reading it again (`prepare.py`). As long as no
-shard is finished there is nothing to agree with, and it begins anew with whatever options are given.
+It continues only if the result is what one uninterrupted run would give: the same options, finished shards, tokenizer
+and text that it was trained on. Whether the input before the stopping place is the same is found out while reading it
+(`prepare.py`). As long as no shard is finished it begins anew, with whatever options are given.
 """
 
 import contextlib
@@ -33,8 +32,7 @@ from paceline.text.split import plan_split
 from paceline.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from paceline.text.tokenizer import GPT2, Tokenizer, identity_of, load_tokenizer, train_tokenizer
 
-FOREIGN = (TOKENIZER_FILE, "config.json", "card.json")
-"""What the folder of a run or of an exported model holds."""
+FOREIGN = (TOKENIZER_FILE, "config.json", "card.json")  # what the folder of a run or of an exported model holds
 TRAINING_BYTES = 64 << 20
 """Text that a tokenizer is trained on, from the start of the training side; more changes few merges."""
 
@@ -101,17 +99,12 @@ def _check_continuation(folder: Path, found: DatasetManifest, config: PrepareCon
         raise input_changed(folder, "other documents would go to validation")
     expected = found.tokenizer.training_text
     if expected and _hash_of(_training_text(config, sources, found.splits_by, reader_of(config, found))) != expected:
-        raise DataError(
-            f"{folder / FILE_NAME}: the text that its tokenizer was trained on has changed; give the old input, "
-            f"another --out, or begin again with --overwrite"
-        )
+        raise input_changed(folder, what="the text that its tokenizer was trained on")
 
 
-def input_changed(folder: Path, how: str) -> DataError:
-    return DataError(
-        f"{folder / FILE_NAME}: the input has changed, {how}; give the old input, another --out, or begin again with "
-        f"--overwrite"
-    )
+def input_changed(folder: Path, how: str = "", what: str = "the input") -> DataError:
+    changed = f"{folder / FILE_NAME}: {what} has changed{how and f', {how}'}"
+    return DataError(f"{changed}; give the old input, another --out, or begin again with --overwrite")
 
 
 def reader_of(config: PrepareConfig, manifest: DatasetManifest | None = None) -> Reader:
@@ -134,11 +127,8 @@ def _plan(config: PrepareConfig, sources: list[Source]) -> ValSplit:
     """The hash alone decides where the input cannot be looked at beforehand, or need not. Of the hub the first rows are
     looked at, since they are fetched for it."""
     share, reader = config.val_share, reader_of(config)
-    if (
-        share == 0
-        or any(source.only_once or source.side for source in sources)
-        or reader.hash_is_enough(sources, share)
-    ):
+    no_look = share == 0 or any(source.only_once or source.side for source in sources)
+    if no_look or reader.hash_is_enough(sources, share):
         return ValSplit(share=share)
     return plan_split(reader.documents(sources), share, until_enough=any(source.kind == "hf" for source in sources))
 
@@ -185,12 +175,10 @@ def _hash_of(texts: Iterable[bytes]) -> str:
 
 
 def _options(config: PrepareConfig) -> Options:
-    names = [field.name for field in dataclasses.fields(Options)]
-    said = Options(**{name: getattr(config, name) for name in names})
+    said = {field.name: getattr(config, field.name) for field in dataclasses.fields(Options)}
     bad = "skip-line" if config.skip_bad else config.on_bad_text
-    return dataclasses.replace(
-        said, skip_bad=bad == "skip-line", on_bad_text=bad, encoding=check_encoding(config.encoding)
-    )
+    clear = {"skip_bad": bad == "skip-line", "on_bad_text": bad, "encoding": check_encoding(config.encoding)}
+    return Options(**said | clear)
 
 
 def _shard_files(folder: Path, name: str) -> list[Path]:

@@ -1,10 +1,8 @@
 """Public data from the Hugging Face hub into a folder, every file whole and of the right hash, or not noted.
 
-huggingface-hub moves the bytes: it takes up a broken connection where it broke and puts a file in its place only when
-it is whole. Ours is what it leaves to others: choosing files, asking for the disk space before the first byte, the
-SHA-256 that the hub's listing states, and a manifest beside each shard, by which `data verify` checks it and a run
-opens it without reading it. `download.json` notes each file that was found right, so the same command goes on after
-whatever ended it; what a kill costs is the file in progress.
+huggingface-hub moves the bytes. Ours is what it leaves to others: choosing files, asking for disk space before the
+first byte, the SHA-256 of the hub's listing, and a manifest beside each shard. `download.json` notes each file that was
+found right, so the same command goes on after whatever ended it; a kill costs the file in progress.
 """
 
 import errno
@@ -35,8 +33,7 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCE
 class RemoteFile:
     name: str
     bytes: int
-    sha256: str | None = None
-    """None: the hub states no hash, as for small files."""
+    sha256: str | None = None  # None: the hub states no hash, as for small files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +101,6 @@ def choose(listed: list[RemoteFile], public: PublicData, shards: int | None) -> 
 
 
 def check_space(folder: Path, needed: int) -> None:
-    """Raise if the disk has less than `needed` bytes to give."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise PacelineError(
@@ -125,7 +121,6 @@ def check_file(path: Path, file: RemoteFile) -> None:
 
 
 def _describe_shard(path: Path) -> None:
-    """Write the manifest of a shard of GPT-2 tokens, as `data prepare` would have."""
     manifest_path(path).unlink(missing_ok=True)
     shard = open_shard(path)
     documents = len(positions_of(shard, GPT2_END_OF_TEXT))
@@ -134,12 +129,9 @@ def _describe_shard(path: Path) -> None:
 
 def _still_there(folder: Path, wanted: list[RemoteFile]) -> list[RemoteFile]:
     """Of the wanted files those that were found right before and are not gone."""
-    path = folder / FILE_NAME
-    if not path.exists():
-        return []
     try:
-        noted = set(from_dict(Download, read_json(path)).files)
-    except ConfigError:  # the files are then looked at again
+        noted = set(from_dict(Download, read_json(folder / FILE_NAME)).files)
+    except ConfigError:  # there is none, or it is damaged: the files are looked at again
         return []
     kept = [file for file in wanted if file in noted and (folder / file.name).is_file()]
     return [file for file in kept if (folder / file.name).stat().st_size == file.bytes]
@@ -151,7 +143,6 @@ def _endpoint() -> str | None:
 
 
 def _listing(hub: Any, public: PublicData) -> tuple[str, list[RemoteFile]]:
-    """The newest revision of the dataset and its files."""
     with _naming_network(public.repo):
         info = hub.HfApi(endpoint=_endpoint()).dataset_info(public.repo, files_metadata=True, timeout=30)
     files = [

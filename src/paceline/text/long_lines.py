@@ -1,8 +1,7 @@
 """JSON too long for memory, a line or a file: texts go to a temporary file, everything else is checked and dropped.
 
-Python's reader takes a line whole, and that and the text made of it are several times the line; a gzip file of 1 MB may
-hold one of 1 GB. Here a line is read in blocks, once, at 60 MB/s, and what is held does not depend on its length. The
-answers are those of `sources.parse_line`.
+Python's reader takes a line whole, and a gzip file of 1 MB may hold one of 1 GB. Here it is read in blocks, once, at 60
+MB/s, and what is held does not depend on its length. The answers are those of `records.parse_line`.
 """
 
 import codecs
@@ -17,10 +16,8 @@ from paceline.core.errors import DataError
 from paceline.text import records
 from paceline.text.records import LongTextOrProblem, TextOrProblem
 
-LONGEST_HELD = 4096
-"""Characters of a key or a number."""
-LONGEST_TEXT = 4 << 20
-"""Bytes of a text that stays in memory."""
+LONGEST_HELD = 4096  # characters of a key or a number
+LONGEST_TEXT = 4 << 20  # bytes of a text that stays in memory
 DECODER = json.JSONDecoder()
 SPACE = re.compile(r"[ \t\n\r]*")
 SCALAR = re.compile(r"[-+.\w]*")

@@ -12,14 +12,11 @@ from paceline.text.byte_streams import BAD_BYTES
 
 HUB_PREFIX = "hf:"
 ROWS_AT_ONCE = 1024
-LONGEST_CSV_FIELD = 64 << 20
-"""A quotation mark without its partner takes all that follows for one field, up to this."""
+LONGEST_CSV_FIELD = 64 << 20  # a quotation mark without its partner takes all that follows for one field, up to this
 NAMES_SHOWN = 10
 FIELD_CURE = "choose one with --field"
-TextOrProblem = tuple[str | None, str | None]
-"""The text of a record, or what is wrong with it; neither of a blank line."""
-LongTextOrProblem = tuple[IO[str] | None, str | None]
-"""The same where the text is a file."""
+TextOrProblem = tuple[str | None, str | None]  # the text of a record, or what is wrong with it; neither of a blank line
+LongTextOrProblem = tuple[IO[str] | None, str | None]  # the same where the text is a file
 
 
 def parse_line(line: bytes, field: str) -> TextOrProblem:
@@ -125,7 +122,6 @@ def _values(pyarrow: Any, column: Any) -> list[Any]:
 
 
 def parse_stream(given: str) -> tuple[str, str | None, str]:
-    """Name, config and split."""
     name, *rest = given.removeprefix(HUB_PREFIX).split(":")
     if not name or len(rest) > 2 or not all(rest):
         raise DataError(f"{given}: not a dataset; write hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
@@ -149,7 +145,6 @@ def hub_rows(given: str) -> Iterator[dict[str, Any]]:
 
 
 def bad_byte(text: str) -> str | None:
-    """What is wrong with a text in which "surrogateescape" kept bytes."""
     found = BAD_BYTES.search(text)
     return not_utf8(ord(found.group()[0]) - 0xDC00) if found else None
 

@@ -11,8 +11,7 @@ EXPRESSION = "re:"
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "\\": "\\"}
 LONGEST_CHARS = 1 << 16
 """A separator may be so long, look so far ahead, and is searched for that much before the end of what has been read."""
-BEHIND_CHARS = 256
-"""Text before the place of the search that an expression sees: `^` and looking behind need it."""
+BEHIND_CHARS = 256  # text before the place of the search that an expression sees: `^` and looking behind need it
 
 
 def compile_separator(given: str) -> re.Pattern[str]:

@@ -35,19 +35,16 @@ KINDS = {
     ".txt": "txt", ".md": "txt", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv",
     ".parquet": "parquet", ".arrow": "arrow",
 }  # fmt: skip
-UNPACKABLE = ("parquet", "arrow")
-"""Kinds that are read with random access, so that they cannot be packed."""
+UNPACKABLE = ("parquet", "arrow")  # kinds that are read with random access, so that they cannot be packed
 TABLES = ("csv", "json")
 """Beside texts of another kind these often describe them; in a folder they are read only where there is no other."""
-DATASET_DICT = "dataset_dict.json"
-"""Beside the folders of splits."""
+DATASET_DICT = "dataset_dict.json"  # beside the folders of splits
 OLD_SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".parquet")
 """What folders were searched for before `DatasetManifest.split`."""
 PIECE_CHARS = 1 << 20
 LONGEST_PIECE_CHARS = 2 * PIECE_CHARS
 """A text without a place to cut it is cut here all the same: a tokenizer needs 130 bytes for a character of a word."""
-LONG_LINE_BYTES = 4 << 20
-"""A line of JSON from this size on is not held in memory."""
+LONG_LINE_BYTES = 4 << 20  # a line of JSON from this size on is not held in memory
 SAFE_CUT = re.compile(r"\S(?= \S)|\S\n(?=\S)")
 """GPT-2's word rule starts a word at a lone space before text, and after a lone line break; the cut is the match's end.
 What Python calls white space includes all that the tokenizers' regular expressions do."""
@@ -66,12 +63,9 @@ class Source:
     bytes: int
     start: int = 0
     first_line: int = 1
-    side: Side | None = None
-    """Where its documents go; None: each by its hash."""
-    packing: str = ""
-    """One of byte_streams.PACKINGS, or none."""
-    dtype: str = ""
-    """Of token ids, kind `ids`, which lie from `start` on."""
+    side: Side | None = None  # where its documents go; None: each by its hash
+    packing: str = ""  # one of byte_streams.PACKINGS, or none
+    dtype: str = ""  # of token ids, kind `ids`, which lie from `start` on
 
     @property
     def only_once(self) -> bool:
@@ -95,8 +89,7 @@ class Piece:
     text: bytes
     opens: bool
     side: Side
-    is_ids: bool = False
-    """Token ids, uint16, with the end-of-text tokens of all documents but the first."""
+    is_ids: bool = False  # token ids, uint16, with the end-of-text tokens of all documents but the first
 
 
 def find_sources(inputs: Sequence[str], stdin_format: str, *, ids: bool = False, old: bool = False) -> list[Source]:
@@ -222,8 +215,7 @@ class Losses:
     lines: int = 0
     line_bytes: int = 0
     replaced_bytes: int = 0
-    first: str = ""
-    """Where the first was, and what was wrong."""
+    first: str = ""  # where the first was, and what was wrong
 
 
 @dataclass

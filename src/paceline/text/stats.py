@@ -1,7 +1,7 @@
 """How many documents and tokens there are, and how long documents are, per shard and in all.
 
-A document begins at end-of-text and is counted in the shard where it begins, with its whole length (end-of-text
-included) even when it runs on into the next shard of the same side. One scan at memory speed: 2 GB/s.
+A document is counted in the shard where it begins, with its whole length (end-of-text included), also where it runs on
+into the next shard of its side. One scan at 2 GB/s.
 """
 
 from collections.abc import Sequence

@@ -15,8 +15,7 @@ from paceline.text.manifest import TokenizerEntry
 
 SUFFIXES = (".bin", ".npy")
 PICKLES = (".pkl", ".pickle")
-WIDE_MAGIC, WIDE_VERSION = 20240801, 7
-"""llm.c's shards of 32-bit ids, made for Llama 3."""
+WIDE_MAGIC, WIDE_VERSION = 20240801, 7  # llm.c's shards of 32-bit ids, made for Llama 3
 VALIDATION_NAME = re.compile(r"(?:^|[^a-z])val(?:id|idation)?(?![a-z])", re.IGNORECASE)
 META = "meta.pkl"
 OF_CHARACTERS = (

@@ -1,12 +1,11 @@
 """Text to token ids and back: GPT-2's BPE, a byte-level BPE trained on the data or elsewhere, or raw bytes.
 
-All of them know each token as the bytes it stands for, so decoding is a table lookup here and only encoding asks a
-library. End-of-text is never produced by encoding: the characters `<|endoftext|>` in a text are ordinary text and come
-back as they were. A trained BPE gives end-of-text id 0, then the 256 bytes, then its merges; training is deterministic
-(tokenizers 0.23: the same vocabulary with one thread and two). Ids must fit into uint16. Files that other programs
-wrote are read by `library_tokenizer.py`.
+All know each token as the bytes it stands for: decoding is a table lookup, only encoding asks a library. End-of-text is
+never produced by encoding: the characters `<|endoftext|>` in a text come back as they were. A trained BPE gives
+end-of-text id 0, then the 256 bytes, then its merges; training is deterministic. Ids must fit into uint16.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -14,7 +13,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +45,8 @@ class Tokenizer(ABC):
     token_bytes: list[bytes]
     rules: dict[str, Any] | None = None
     """What encoding depends on beyond the table, as JSON values: the merges of a trained BPE."""
-    end_of_text_word: str = END_OF_TEXT
-    """How files for other programs spell end-of-text."""
+    saves_table = False  # 0.7 MB, so that GPT-2's tokenizer can be had where its files are not
+    end_of_text_word: str = END_OF_TEXT  # how files for other programs spell end-of-text
 
     @abstractmethod
     def encode_array(self, text: str) -> np.ndarray:
@@ -75,7 +73,7 @@ class Tokenizer(ABC):
     def vocab_size(self) -> int:
         return len(self.token_bytes)
 
-    @cached_property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """Equal for two tokenizers only if they give the same ids for every text."""
         return fingerprint_of(self.token_bytes, self.end_of_text, self.rules)
@@ -83,10 +81,10 @@ class Tokenizer(ABC):
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json`, from which `load_tokenizer` makes an equal one without a network."""
         facts = {name: getattr(self, name) for name in ("name", "end_of_text", "vocab_size", "fingerprint", "rules")}
-        write_json(folder / FILE_NAME, facts | self._more_to_save())
-
-    def _more_to_save(self) -> dict[str, Any]:
-        return {}
+        if self.saves_table:
+            letters = byte_letters()
+            facts["vocabulary"] = ["".join(map(letters.__getitem__, token)) for token in self.token_bytes]
+        write_json(folder / FILE_NAME, facts)
 
 
 def fingerprint_of(token_bytes: list[bytes], end_of_text: int, rules: dict[str, Any] | None) -> str:
@@ -111,6 +109,8 @@ class ByteTokenizer(Tokenizer):
 class TiktokenTokenizer(Tokenizer):
     """Any tiktoken encoding; `gpt2_tokenizer` makes the one that the records use."""
 
+    saves_table = True
+
     def __init__(self, name: str, encoding: Any) -> None:
         check_size(name, encoding.n_vocab)
         self.name = name
@@ -123,11 +123,6 @@ class TiktokenTokenizer(Tokenizer):
     def encode_array(self, text: str) -> np.ndarray:
         ids = self._encoding.encode_to_numpy(text, disallowed_special=())
         return np.asarray(ids, dtype=TOKEN_DTYPE)
-
-    def _more_to_save(self) -> dict[str, Any]:
-        """The table (0.7 MB), so that a run or data can be used where GPT-2's files are not."""
-        letters = byte_letters()
-        return {"vocabulary": ["".join(map(letters.__getitem__, token)) for token in self.token_bytes]}
 
 
 class TrainedTokenizer(Tokenizer):
@@ -142,8 +137,7 @@ class TrainedTokenizer(Tokenizer):
         check_size(name, len(vocabulary))
         self.name = name
         self.rules = {"vocabulary": vocabulary, "merges": merges}
-        byte_of = {letter: value for value, letter in byte_letters().items()}
-        self.token_bytes = [b""] + [bytes(byte_of[letter] for letter in token) for token in vocabulary[1:]]
+        self.token_bytes = [b"", *map(bytes_of, vocabulary[1:])]
         ids = {token: index for index, token in enumerate(vocabulary)}
         if len(ids) < len(vocabulary) or not all(
             left in ids and right in ids and left + right in ids for left, right in merges
@@ -238,8 +232,7 @@ class Identity:
     name: str
     end_of_text: int
     vocab_size: int
-    fingerprint: str | None = None
-    """None: not known."""
+    fingerprint: str | None = None  # None: not known
 
     @property
     def names(self) -> frozenset[str]:
@@ -313,11 +306,22 @@ def _load_saved(path: Path, saved: Any) -> Tokenizer:
     return tokenizer
 
 
+@functools.cache
 def byte_letters() -> dict[int, str]:
     """The printable letter for each byte, as GPT-2 chose them: itself where printable, else from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [value for value in range(256) if value not in printable]
     return {value: chr(value) for value in printable} | {value: chr(256 + n) for n, value in enumerate(hidden)}
+
+
+def bytes_of(letters: str) -> bytes:
+    """What a token in such letters stands for."""
+    return bytes(map(_values_of_letters().__getitem__, letters))
+
+
+@functools.cache
+def _values_of_letters() -> dict[str, int]:
+    return {letter: value for value, letter in byte_letters().items()}
 
 
 def check_size(name: str, size: int) -> None:

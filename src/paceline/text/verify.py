@@ -1,7 +1,6 @@
 """Is every byte of a prepared folder still what was written? Sizes, hashes, and that nothing is missing.
 
-Files are hashed by threads (hashlib releases the interpreter's lock): 0.5 GB/s a core. A shard without a manifest can
-only be checked for its size, and the report says so.
+Files are hashed by threads: 0.5 GB/s a core. A shard without a manifest can only be checked for its size.
 """
 
 import shlex
@@ -26,8 +25,7 @@ from paceline.text.tokenizer import carried_identity, load_tokenizer
 class FileCheck:
     file: str
     tokens: int = 0
-    hashed: bool = False
-    """False: there was no hash to compare with, only the size was checked."""
+    hashed: bool = False  # false: there was no hash to compare with, only the size was checked
     problem: str | None = None
 
 
