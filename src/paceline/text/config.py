@@ -12,6 +12,7 @@ from paceline.text.byte_streams import check_encoding
 from paceline.text.separator import compile_separator
 
 GPT2_END_OF_TEXT = 50_256
+DATA = Path("data")  # where public data go, and where the records look for theirs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +108,6 @@ PUBLIC = {
 }
 
 
-def default_folder(name: str) -> Path:
-    return Path("data") / name
-
-
 def matches(file: str, pattern: str) -> bool:
     """Whether a file of a dataset fits a pattern. A star stays inside one folder, so that no name leads elsewhere."""
     path = PurePosixPath(file)
@@ -121,7 +118,7 @@ def how_to_get(folder: Path) -> str:
     public = PUBLIC.get(folder.name)
     if public is None or not public.tokenized:
         return "make it with `paceline data prepare`"
-    elsewhere = "" if folder == default_folder(folder.name) else f" --out {folder}"
+    elsewhere = "" if folder == DATA / folder.name else f" --out {folder}"
     return f"`paceline data download {folder.name}{elsewhere}` fetches it"
 
 
@@ -142,4 +139,4 @@ class DownloadConfig:
 
     @property
     def folder(self) -> Path:
-        return default_folder(self.name) if self.out is None else Path(self.out)
+        return DATA / self.name if self.out is None else Path(self.out)

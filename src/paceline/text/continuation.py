@@ -51,10 +51,7 @@ def begin(folder: Path, config: PrepareConfig, sources: list[Source]) -> Dataset
         for unlisted in _shard_files(folder, found.options.name):  # its run ended before the manifest knew it
             unlisted.unlink()
     if strangers := sorted(_shard_files(folder, config.name)):
-        raise DataError(
-            f"{strangers[0]}: there already, and no {FILE_NAME} accounts for it; use another --out or --name, or "
-            f"--overwrite to delete it"
-        )
+        raise stranger(strangers[0], "use another --out or --name, or --overwrite to delete it")
     split = _plan(config, sources)
     tokenizer, training_text = _make_tokenizer(config, sources, split)
     made = identity_of(tokenizer) if tokenizer else GPT2
@@ -68,13 +65,13 @@ def begin(folder: Path, config: PrepareConfig, sources: list[Source]) -> Dataset
 
 def _refuse_foreign(folder: Path) -> None:
     """Refuse a folder that holds a run or an exported model, which would lose its tokenizer to the data's."""
-    if (folder / FILE_NAME).exists():
-        return
-    if stranger := next((path for name in FOREIGN if (path := folder / name).exists()), None):
-        raise DataError(
-            f"{stranger}: there already, and no {FILE_NAME} accounts for it; the folder is not one of prepared data, "
-            f"use another --out"
-        )
+    found = [path for name in FOREIGN if (path := folder / name).exists()]
+    if found and not (folder / FILE_NAME).exists():
+        raise stranger(found[0], "the folder is not one of prepared data, use another --out")
+
+
+def stranger(path: Path, cure: str) -> DataError:
+    return DataError(f"{path}: there already, and no {FILE_NAME} accounts for it; {cure}")
 
 
 def _check_continuation(folder: Path, found: DatasetManifest, config: PrepareConfig, sources: list[Source]) -> None:
@@ -83,11 +80,9 @@ def _check_continuation(folder: Path, found: DatasetManifest, config: PrepareCon
     if before.skip_bad:  # said by an older version, too, which had no --on-bad-text
         before = dataclasses.replace(before, on_bad_text="skip-line")
     if changed := changes(before, _options(config)):
-        first = changed[0]
-        raise ConfigError(
-            f"--{first.field.replace('_', '-')} {first.after}: {folder / FILE_NAME} was begun with {first.before}; "
-            f"use that, another --out, or begin again with --overwrite"
-        )
+        flag, begun = changed[0].field.replace("_", "-"), f"{folder / FILE_NAME} was begun with {changed[0].before}"
+        cure = "use that, another --out, or begin again with --overwrite"
+        raise ConfigError(f"--{flag} {changed[0].after}: {begun}; {cure}")
     for shard in found.shards:
         path = folder / shard.file
         if not path.exists() or blake2b_of(path) != shard.blake2b:

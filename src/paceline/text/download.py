@@ -29,7 +29,7 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCE
 """Of an OSError that is about the folder; the others are about the network."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RemoteFile:
     name: str
     bytes: int
@@ -103,10 +103,8 @@ def choose(listed: list[RemoteFile], public: PublicData, shards: int | None) -> 
 def check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise PacelineError(
-            f"{folder}: {human_bytes(needed)} are to be fetched and {human_bytes(free)} are free; make room, or take "
-            f"less with --shards"
-        )
+        need = f"{human_bytes(needed)} are to be fetched and {human_bytes(free)} are free"
+        raise PacelineError(f"{folder}: {need}; make room, or take less with --shards")
 
 
 def check_file(path: Path, file: RemoteFile) -> None:
@@ -145,11 +143,8 @@ def _endpoint() -> str | None:
 def _listing(hub: Any, public: PublicData) -> tuple[str, list[RemoteFile]]:
     with _naming_network(public.repo):
         info = hub.HfApi(endpoint=_endpoint()).dataset_info(public.repo, files_metadata=True, timeout=30)
-    files = [
-        RemoteFile(name=each.rfilename, bytes=each.size or 0, sha256=each.lfs.sha256 if each.lfs else None)
-        for each in info.siblings
-    ]
-    return info.sha, files
+    files = ((each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else None) for each in info.siblings)
+    return info.sha, [RemoteFile(*file) for file in files]
 
 
 def _fetch(hub: Any, noted: Download, file: RemoteFile, folder: Path, on_bytes: Callable[[int], None]) -> None:

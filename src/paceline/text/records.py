@@ -23,12 +23,11 @@ def parse_line(line: bytes, field: str) -> TextOrProblem:
     if not line.strip():
         return None, None
     try:
-        record = json.loads(line.decode())
+        return text_of(json.loads(line.decode()), field)
     except UnicodeDecodeError as error:
         return None, not_utf8(error.object[error.start])
     except (ValueError, RecursionError) as error:
         return None, f"not JSON ({error})"
-    return text_of(record, field)
 
 
 def checked_text(value: Any, field: str) -> TextOrProblem:
@@ -95,13 +94,13 @@ def column_values(path: Path, kind: str, field: str) -> Iterator[Any]:
             if kind == "parquet":
                 file = parquet.ParquetFile(source)
                 names, batches = file.schema_arrow.names, file.iter_batches(ROWS_AT_ONCE, columns=[field])
+            elif source.read(6) == b"ARROW1":
+                file = pyarrow.ipc.open_file(source)
+                names, batches = file.schema.names, map(file.get_batch, range(file.num_record_batches))
             else:
-                is_file = source.read(6) == b"ARROW1"
                 source.seek(0)
-                file = (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(source)
-                names, batches = file.schema.names, file
-                if is_file:
-                    batches = map(file.get_batch, range(file.num_record_batches))
+                batches = pyarrow.ipc.open_stream(source)
+                names = batches.schema.names
             if field not in names:
                 raise DataError(f"{path}: no column {field!r}; it has {', '.join(names)}, {FIELD_CURE}")
             for batch in batches:

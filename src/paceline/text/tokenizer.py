@@ -5,7 +5,6 @@ never produced by encoding: the characters `<|endoftext|>` in a text come back a
 end-of-text id 0, then the 256 bytes, then its merges; training is deterministic. Ids must fit into uint16.
 """
 
-import functools
 import hashlib
 import json
 import os
@@ -13,6 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ class Tokenizer(ABC):
     def vocab_size(self) -> int:
         return len(self.token_bytes)
 
-    @functools.cached_property
+    @cached_property
     def fingerprint(self) -> str:
         """Equal for two tokenizers only if they give the same ids for every text."""
         return fingerprint_of(self.token_bytes, self.end_of_text, self.rules)
@@ -176,10 +176,8 @@ def trained_size(name: str) -> int:
     """The N of `bpe-N`."""
     found = re.fullmatch(r"bpe-(\d{3,5})", name, re.ASCII)
     if not found or not 257 <= int(found[1]) <= MAX_VOCAB_SIZE:
-        known = (
-            f"use gpt2, bytes, bpe-N with 257 <= N <= {MAX_VOCAB_SIZE}, or the path of a tokenizer.json or its folder"
-        )
-        raise ConfigError(f"tokenizer {name!r:.60}: not known; {known}")
+        known = f"gpt2, bytes, bpe-N with 257 <= N <= {MAX_VOCAB_SIZE}, or the path of a tokenizer.json or its folder"
+        raise ConfigError(f"tokenizer {name!r:.60}: not known; use {known}")
     return int(found[1])
 
 
@@ -219,10 +217,8 @@ def load_tokenizer(folder: Path | str | None, name: str) -> Tokenizer:
         raise ConfigError(f"tokenizer {name}: {what}; name a folder that `save_pretrained` or `data prepare` wrote")
     trained_size(name)  # refuses names that are not known
     where = f"{folder} holds no {FILE_NAME}" if folder is not None else "no folder is given"
-    raise ConfigError(
-        f"tokenizer {name}: a BPE is trained on its data, but {where}; make the data with `data prepare`, or copy the "
-        f"tokenizer's file there"
-    )
+    how = "make the data with `data prepare`, or copy the tokenizer's file there"
+    raise ConfigError(f"tokenizer {name}: a BPE is trained on its data, but {where}; {how}")
 
 
 @dataclass(frozen=True)
@@ -296,17 +292,13 @@ def _load_saved(path: Path, saved: Any) -> Tokenizer:
     except PacelineError:
         raise
     except Exception as error:  # the library raises bare Exceptions for merges that do not fit the vocabulary
-        raise DataError(
-            f"{path}: not a saved tokenizer ({type(error).__name__}: {error}); prepare the data again"
-        ) from None
+        why = f"{type(error).__name__}: {error}"
+        raise DataError(f"{path}: not a saved tokenizer ({why}); prepare the data again") from None
     if tokenizer.fingerprint != expected:
-        raise DataError(
-            f"{path}: its tokenizer is not the one that was saved; the file is damaged, prepare the data again"
-        )
+        raise DataError(f"{path}: its tokenizer is not the one that was saved; it is damaged, prepare the data again")
     return tokenizer
 
 
-@functools.cache
 def byte_letters() -> dict[int, str]:
     """The printable letter for each byte, as GPT-2 chose them: itself where printable, else from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -314,14 +306,12 @@ def byte_letters() -> dict[int, str]:
     return {value: chr(value) for value in printable} | {value: chr(256 + n) for n, value in enumerate(hidden)}
 
 
+VALUES = {letter: value for value, letter in byte_letters().items()}
+
+
 def bytes_of(letters: str) -> bytes:
     """What a token in such letters stands for."""
-    return bytes(map(_values_of_letters().__getitem__, letters))
-
-
-@functools.cache
-def _values_of_letters() -> dict[str, int]:
-    return {letter: value for value, letter in byte_letters().items()}
+    return bytes(map(VALUES.__getitem__, letters))
 
 
 def check_size(name: str, size: int) -> None:
