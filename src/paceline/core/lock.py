@@ -49,8 +49,7 @@ def only_writer(folder: Path, busy: PacelineError, *, inherited: bool = False) -
 
 @contextlib.contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """A short block that one process is in at a time, by this file. One that hangs in it is waited for no longer than
-    `PATIENCE_S`."""
+    """A short block that one process is in at a time, by this file; one that hangs is waited for `PATIENCE_S`."""
     until, handle = time.monotonic() + PATIENCE_S, None
     while time.monotonic() < until:
         try:

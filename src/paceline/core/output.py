@@ -155,8 +155,7 @@ def standard_streams() -> Iterator[Output]:
 
 
 def _fill_closed() -> None:
-    """Without this, a checkpoint would be opened under the number of a standard stream that is closed, and get what
-    libraries print."""
+    """Else a checkpoint would be opened under the number of a closed standard stream, and get what libraries print."""
     while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(handle, True)
     os.close(handle)

@@ -31,8 +31,7 @@ TRIAL_S = 120  # a trial that takes longer counts as failed
 TRIALS = "probe.json"  # exit codes of trials, in the cache folder
 BF16_CAPABILITY = (8, 0)  # NVIDIA's Ampere: the first with bf16 products in hardware
 HOPPER = 9
-"""Major capability. Our kernels drive its copy engine and matrix units, of which later GPUs have others, and
-FlashAttention 3 is written for nothing later."""
+"""Major capability. Our kernels drive its copy engine and matrix units; later GPUs have others."""
 FA3_PACKAGE = "flash_attn_interface"
 FA3_LIBRARY = "PACELINE_FA3_LIBRARY"
 """In the environment, a library to load in place of the package. No setting: a run's config may be from anybody."""

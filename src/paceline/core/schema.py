@@ -1,8 +1,7 @@
 """Configuration dataclasses as JSON, as dotted names, and as differences. No torch.
 
 A config is a tree of frozen dataclasses whose leaves are int, float, bool, str, None, literals and tuples of those.
-Reading is strict: an unknown key or a value of the wrong type is an error that names the dotted field, so that a
-config written by another version never loads half-understood.
+Reading is strict: an unknown key or a value of the wrong type is an error that names the dotted field.
 """
 
 import dataclasses

@@ -42,10 +42,8 @@ class SequentialOrder:
     def check(self, sequences: int) -> None:
         """Raise ConfigError if no batch of so many sequences can be read."""
         if max(self.lengths) < (tokens := sequences * self.sequence_tokens) + 2:
-            raise ConfigError(
-                f"--batch.tokens {tokens:,}: no shard holds a whole batch and its last target (the longest has "
-                f"{max(self.lengths):,} tokens); lower --batch.tokens or make longer shards"
-            )
+            none = f"no shard holds a whole batch and its last target (the longest has {max(self.lengths):,} tokens)"
+            raise ConfigError(f"--batch.tokens {tokens:,}: {none}; lower --batch.tokens or make longer shards")
 
     def spans(self, position: int, sequences: int) -> tuple[np.ndarray, int]:
         """The global batch that begins at or after `position`, and the position after it."""
@@ -131,10 +129,8 @@ def make_order(corpus: Corpus, data: DataConfig, batch: BatchConfig, seed: int) 
     """The order that the config asks for, over what `corpus` holds."""
     length, grain = batch.sequence_tokens, corpus.grain
     if length % grain:
-        raise ConfigError(
-            f"--batch.sequence-tokens {length:,} is not a multiple of {grain}, to which --data.align-documents aligns; "
-            f"use {max(1, length // grain) * grain:,}"
-        )
+        aligned = f"{grain}, to which --data.align-documents aligns; use {max(1, length // grain) * grain:,}"
+        raise ConfigError(f"--batch.sequence-tokens {length:,} is not a multiple of {aligned}")
     if data.order == "sequential":
         return SequentialOrder(corpus.lengths, length)
     return ShuffledOrder(corpus.lengths, length, seed, grain)

@@ -48,10 +48,8 @@ class Shard:
         """(n,) uint16, a read-only view of the file. Asked for anew at every read: reading what was cut off the file
         would end the process by a signal (SIGBUS), so the size is compared first, which takes 1 µs."""
         if self.mapped is not None and (size := self.mapped.size()) < HEADER_BYTES + self.stream.nbytes:
-            raise DataError(
-                f"{self.path}: has become shorter while it was read: {size:,} bytes, its header counts {len(self):,} "
-                f"tokens; fetch or prepare it again"
-            )
+            counts = f"{size:,} bytes, its header counts {len(self):,} tokens"
+            raise DataError(f"{self.path}: has become shorter while it was read: {counts}; fetch or prepare it again")
         return self.stream
 
     def __len__(self) -> int:
@@ -63,10 +61,8 @@ def open_shard(path: Path) -> Shard:
     count = _token_count(path)
     manifest = read_manifest(path)
     if manifest is not None and manifest.tokens != count:
-        raise DataError(
-            f"{path}: the header counts {count:,} tokens, {manifest_path(path).name} {manifest.tokens:,}; "
-            f"one of the two files is not the one that was written, prepare the data again"
-        )
+        counts = f"the header counts {count:,} tokens, {manifest_path(path).name} {manifest.tokens:,}"
+        raise DataError(f"{path}: {counts}; one of the two is not what was written, prepare the data again")
     with open(path, "rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     stream = np.frombuffer(mapped, TOKEN_DTYPE, count, HEADER_BYTES)
@@ -91,10 +87,9 @@ def _token_count(path: Path) -> int:
     if count < 1:
         raise DataError(f"{path}: word 2 counts {count:,} tokens; an empty shard cannot be trained on, delete it")
     if size != (expected := HEADER_BYTES + count * TOKEN_DTYPE.itemsize):
-        raise DataError(
-            f"{path}: {size:,} bytes, but its header counts {count:,} tokens, which take {expected:,}; the file is "
-            f"{'truncated' if size < expected else 'too long'}, fetch or prepare it again"
-        )
+        counts = f"{size:,} bytes, but its header counts {count:,} tokens, which take {expected:,}"
+        damage = "truncated" if size < expected else "too long"
+        raise DataError(f"{path}: {counts}; the file is {damage}, fetch or prepare it again")
     return count
 
 

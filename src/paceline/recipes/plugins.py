@@ -39,8 +39,7 @@ def load_plugins_for(run: str | Path, paths: Paths) -> None:
 
 
 def load_plugins_of(config: RunConfig, paths: Paths, where: Path, *, all_of_them: bool = True) -> None:
-    """Load these files for the run in `where`: its plug-ins and no others, by their hashes, which are compared before
-    anything is executed."""
+    """Load these files for the run in `where`: its plug-ins and no others. Hashes are compared before that."""
     wanted, read = {ref.blake2b: ref for ref in config.plugins}, {Path(path): _read(path) for path in paths}
     for path, (_, digest) in read.items():
         if digest not in wanted:

@@ -72,10 +72,8 @@ def _build(folder: Path, tokenizer: str) -> None:
         sync_folder(folder.parent)
     except OSError as error:
         if not folder.exists():
-            raise PacelineError(
-                f"{folder.parent}: cannot hold the built-in data ({error.strerror or error}); name another folder by "
-                f"the variable PACELINE_CACHE_DIR"
-            ) from error
+            why = f"cannot hold the built-in data ({error.strerror or error})"
+            raise PacelineError(f"{folder.parent}: {why}; name another by the variable PACELINE_CACHE_DIR") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -158,8 +156,7 @@ def split_documents(documents: list[str]) -> Split:
 
 
 def cluster_documents(documents: list[str]) -> list[int]:
-    """For each document the number of the first one it is linked to by shared runs of 13 words; a shorter one is a run
-    itself."""
+    """For each document the first one it is linked to by shared runs of 13 words; a shorter one is a run itself."""
     linked_to = list(range(len(documents)))  # itself, or an earlier one
     first_with: dict[tuple[str, ...], int] = {}
 

@@ -119,8 +119,7 @@ def reader_of(config: PrepareConfig, manifest: DatasetManifest | None = None) ->
 
 
 def _plan(config: PrepareConfig, sources: list[Source]) -> ValSplit:
-    """The hash alone decides where the input cannot be looked at beforehand, or need not. Of the hub the first rows are
-    looked at, since they are fetched for it."""
+    """The hash alone decides where the input cannot or need not be looked at beforehand. Of the hub first rows are."""
     share, reader = config.val_share, reader_of(config)
     no_look = share == 0 or any(source.only_once or source.side for source in sources)
     if no_look or reader.hash_is_enough(sources, share):
@@ -131,8 +130,7 @@ def _plan(config: PrepareConfig, sources: list[Source]) -> ValSplit:
 def _make_tokenizer(
     config: PrepareConfig, sources: list[Source], split: ValSplit
 ) -> tuple[Tokenizer | None, str | None]:
-    """The tokenizer, and the hash of the text it was trained on, if it was. None: ids are of GPT-2's, whose files are
-    not here."""
+    """The tokenizer, None for ids of a GPT-2 whose files are not here, and the hash of the text it was trained on."""
     if config.ids_of == "gpt2":
         with contextlib.suppress(PacelineError):
             return load_tokenizer(None, "gpt2"), None
@@ -181,8 +179,8 @@ def _shard_files(folder: Path, name: str) -> list[Path]:
 
 
 def _clear(folder: Path, name: str) -> None:
-    """Delete what a run of ours wrote. The manifest goes before the shards, so that it never lists what is gone, and
-    after the tokenizer, which alone would look like another's."""
+    """Delete what a run of ours wrote; the manifest before the shards, which it lists, and after the tokenizer, which
+    alone would look like another's."""
     names = {name}
     with contextlib.suppress(DataError):  # a damaged manifest is what --overwrite may be for
         names |= {found.options.name} if (found := read_dataset(folder)) else set()
@@ -204,7 +202,5 @@ def only_writer(folder: Path, flag: str = "--out ") -> Iterator[None]:
         with lock.only_writer(folder, busy):
             yield
     except OSError as error:
-        raise PacelineError(
-            f"{flag}{folder}: cannot be written ({error.strerror or error}); what is finished is kept, make room and "
-            f"run the same command again to continue"
-        ) from error
+        cure = "what is finished is kept, make room and run the same command again to continue"
+        raise PacelineError(f"{flag}{folder}: cannot be written ({error.strerror or error}); {cure}") from error

@@ -88,8 +88,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_made_with(identity: Collection[str], called: str, shards: Iterable[Shard]) -> None:
-    """Raise DataError if a shard says that another tokenizer made it: that one's byte lengths would give wrong bits per
-    byte, or none for ids past its end."""
+    """Raise DataError if a shard says that another tokenizer made it: bits per byte would be wrong."""
     if other := made_with_another(shards, identity):
         wrong = f"{called}: not the tokenizer that {other.path} was made with"
         raise DataError(f"{wrong}; put that one back or prepare the data again")

@@ -168,15 +168,12 @@ def _fetch(hub: Any, noted: Download, file: RemoteFile, folder: Path, on_bytes: 
 
 @contextmanager
 def _naming_network(repo: str) -> Iterator[None]:
-    """One line for whatever a network does: the library raises errors of its own, of the system and of an HTTP library
-    that is another one in each of its generations."""
+    """One line for whatever a network does: errors of the library, of the system and of HTTP libraries."""
     try:
         yield
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             raise
-        said = (str(error).splitlines() or [""])[0]
-        raise PacelineError(
-            f"{_endpoint() or 'https://huggingface.co'}: {repo} cannot be fetched ({type(error).__name__}: {said}); "
-            f"with a network, run the same command again to continue"
-        ) from error
+        said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        failed = f"{_endpoint() or 'https://huggingface.co'}: {repo} cannot be fetched ({said})"
+        raise PacelineError(f"{failed}; with a network, run the same command again to continue") from error

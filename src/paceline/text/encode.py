@@ -57,8 +57,7 @@ def encode_pieces(tokenizer: Tokenizer | TokenizerEntry, pieces: list[Piece]) ->
 def encode_in_order(
     chunks: Iterable[Chunk], folder: Path, named: str | TokenizerEntry, workers: int
 ) -> Generator[tuple[Chunk, Encoded]]:
-    """Each chunk with its tokens, by the tokenizer that `folder` carries or, where chunks hold ids, of this entry. One
-    worker means this process."""
+    """Each chunk with its tokens, by the tokenizer that `folder` carries or, where chunks hold ids, of this entry."""
     if workers == 1 or not isinstance(named, str):
         tokenizer = load_tokenizer(folder, named) if isinstance(named, str) else named
         for chunk in chunks:
@@ -69,10 +68,8 @@ def encode_in_order(
     try:
         yield from _encode_in_pool(pool, chunks, limit=workers * CHUNKS_IN_FLIGHT_PER_WORKER)
     except BrokenProcessPool:
-        raise PacelineError(
-            "a tokenizing process was ended from outside (memory?); run the same command again to continue, "
-            "with fewer --workers if it was memory"
-        ) from None
+        cure = "run the same command again to continue, with fewer --workers if it was memory"
+        raise PacelineError(f"a tokenizing process was ended from outside (memory?); {cure}") from None
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -28,8 +28,7 @@ IN_STRING = re.compile(
 
 
 def spool_text(blocks: Iterator[bytes], field: str) -> LongTextOrProblem:
-    """The field of the line as a file at its start, or what is wrong with the line; neither of a blank line. The caller
-    closes the file."""
+    """The field of the line as a file, which the caller closes, or what is wrong with it; neither of a blank line."""
     line = _Json(codecs.iterdecode(blocks, "utf-8"), records.checked_text)
     try:
         return line.text_of(field, alone=True) if line.peek() else (None, None)
@@ -200,7 +199,5 @@ def _write(spool: IO[str], text: str) -> None:
     try:
         spool.write(text)
     except OSError as error:
-        raise DataError(
-            f"{tempfile.gettempdir()}: no room for the text of a line that is too long for memory ({error.strerror}); "
-            f"set TMPDIR to a folder with room"
-        ) from None
+        full = f"no room for the text of a line that is too long for memory ({error.strerror})"
+        raise DataError(f"{tempfile.gettempdir()}: {full}; set TMPDIR to a folder with room") from None

@@ -175,8 +175,7 @@ class _Run:
         self.on_progress(Status(self.reader.bytes_read, total, tokens, len(self.manifest.shards)))
 
     def finish(self, others: list[str]) -> DatasetManifest:
-        """Write each side's last, shorter shard, and the manifest that closes the dataset. `others`: files beside the
-        input that were not read."""
+        """Write each side's last shard, and the manifest with `complete` set. `others`: files that were not read."""
         if self.chunks_read < self.before.chunks:
             raise input_changed(self.folder, "it has become shorter")
         if self.manifest.complete:

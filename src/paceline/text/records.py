@@ -136,11 +136,9 @@ def hub_rows(given: str) -> Iterator[dict[str, Any]]:
     try:
         yield from datasets.load_dataset(name, config, split=split, streaming=True)
     except Exception as error:  # of datasets, fsspec or one of three HTTP libraries
-        said = (str(error).splitlines() or [""])[0]
-        raise DataError(
-            f"{given}: cannot be read to its end ({type(error).__name__}: {said}); check name and network, then run "
-            f"the same command again to continue"
-        ) from error
+        said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        cure = "check name and network, then run the same command again to continue"
+        raise DataError(f"{given}: cannot be read to its end ({said}); {cure}") from error
 
 
 def bad_byte(text: str) -> str | None:

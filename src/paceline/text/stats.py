@@ -60,8 +60,7 @@ def _series(shard: Shard) -> str:
 
 
 def document_lengths(shards: Sequence[Shard], end_of_text: int) -> list[np.ndarray]:
-    """For each shard the tokens of every document that begins in it. Text before the first end-of-text of all counts
-    for none."""
+    """For each shard the tokens of every document that begins in it, from the first end-of-text of all on."""
     starts = [positions_of(shard, end_of_text) for shard in shards]
     offsets = np.cumsum([0, *map(len, shards)])
     everywhere = np.concatenate([found + offset for found, offset in zip(starts, offsets[:-1], strict=True)])

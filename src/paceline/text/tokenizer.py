@@ -28,8 +28,7 @@ from paceline.text.config import GPT2_END_OF_TEXT
 FILE_NAME = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
 LONGEST_WORD = 1000
-"""Bytes of a word as training sees it. The library's time grows with a word's square, and text without spaces (DNA,
-base64) is one word. Encoding knows no such limit."""
+"""Bytes of a word as training sees it: the library's time grows with its square, and text without spaces is one."""
 END_OF_TEXTS = {"gpt2": GPT2_END_OF_TEXT, "bytes": 256}
 """Of the tokenizers that are known by name alone. It is their last id."""
 GPT2_FINGERPRINT = "de44a8655f3c919d2f6f332341c6e504"
@@ -182,8 +181,7 @@ def trained_size(name: str) -> int:
 
 
 def gpt2_tokenizer(folder: Path | None = None) -> Tokenizer:
-    """GPT-2's BPE, from its two files in `folder` or $TIKTOKEN_CACHE_DIR, or as tiktoken has it, which downloads it on
-    first use unless its cache holds it."""
+    """GPT-2's BPE, from its two files in `folder` or $TIKTOKEN_CACHE_DIR, or as tiktoken has it, which may download."""
     from paceline.text.library_tokenizer import read_vocabulary_files, tiktoken_module
 
     for place in (folder, os.environ.get("TIKTOKEN_CACHE_DIR")):
@@ -240,8 +238,7 @@ GPT2 = Identity("gpt2", GPT2_END_OF_TEXT, GPT2_END_OF_TEXT + 1, GPT2_FINGERPRINT
 
 
 def carried_identity(folder: Path) -> Identity | None:
-    """Of the tokenizer that `folder` carries, as `load_tokenizer` finds it. One of ours is not loaded for it. None
-    where there is none."""
+    """Of the tokenizer that `folder` carries, as `load_tokenizer` finds it, if any. Ours are not loaded for it."""
     path = folder / FILE_NAME
     saved = read_json(path) if path.is_file() else None
     if saved is None or _is_library(saved):
