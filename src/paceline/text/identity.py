@@ -34,9 +34,11 @@ def following(
     """`config` with tokenizer, end of text and vocabulary of the data that it is to read. `stated`: the settings that
     the user gives, by dotted names; they are put on top of the result by the caller. `tell` gets a line on what has
     become other than it was. Data that are not there change nothing."""
-    said = {leaf: str(stated.get(f"data.{leaf}", getattr(config.data, leaf))) for leaf in ("dir", "train", "tokenizer")}
+    names = ("dir", "train", "tokenizer")
+    folder, train, tokenizer = (str(stated.get(f"data.{name}", getattr(config.data, name))) for name in names)
     end = str(stated.get("data.end_of_text", ""))
-    data = replace(config.data, **said, end_of_text=int(end) if end.isdecimal() else config.data.end_of_text)
+    opener = int(end) if end.isdecimal() else config.data.end_of_text
+    data = replace(config.data, dir=folder, train=train, tokenizer=tokenizer, end_of_text=opener)
     found = _find(data, by_name=True)
     if found is None:
         if _first_shard(data) is not None and "data.end_of_text" not in stated:
