@@ -111,6 +111,7 @@ def test_what_the_user_states_stays(tmp_path: Path, of_bytes: Path, of_gpt2: Pat
         (("--data.end-of-text", 0), r"--data.end-of-text 0.*token 256; use that"),
         (("--model.vocab-size", 512, "--data.end_of_text=3"), r"--data.end-of-text 3.*token 256; use that"),
         (("--data.tokenizer", "gpt2"), r"--data.tokenizer gpt2.*tokens of bytes; use that"),
+        (("--model.vocab-size", 200), r"--model.vocab-size 200; use 257 or more"),
         (("--model.vocab-size", 200, "--data.end-of-text", 1), r"--data.end-of-text 1.*token 256"),
     ],
 )

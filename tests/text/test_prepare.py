@@ -277,6 +277,15 @@ def test_progress_is_reported_up_to_the_end(config: PrepareConfig) -> None:
     assert seen[-1].bytes_read == total
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_progress_is_seen_inside_a_long_document(tmp_path: Path, name: str, small_chunks: None) -> None:
+    path = write_jsonl(tmp_path / name, ["word " * 100_000])
+    seen: list[Status] = []
+    options = {"out": str(tmp_path / "out"), "tokenizer": "bytes", "val_share": 0.0}
+    prepare(PrepareConfig(inputs=(str(path),), **options), seen.append)  # type: ignore[arg-type]
+    assert all(status.bytes_read == path.stat().st_size for status in seen)
+
+
 class KilledError(BaseException):
     """Stands for the end of the process at a chosen place."""
 

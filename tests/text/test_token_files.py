@@ -91,6 +91,17 @@ def test_without_a_file_of_validation_the_end_of_the_last_becomes_it(tmp_path: P
     assert sorted(both) == sorted([*OPENED * 200, *([END] if len(both) > 200 * len(OPENED) else [])])
 
 
+@pytest.mark.parametrize(("name", "cure"), [("val.bin", "a longer file of validation"), ("b.bin", "--val-share")])
+def test_a_remark_on_validation_names_what_would_change_it(
+    tmp_path: Path, name: str, cure: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(write(tmp_path / each, OPENED * 100)) for each in ("a.bin", name)]
+    assert data.prepare([*files, "--ids-of", "bytes", "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert cure in said
+    assert ("--val-share" in said) == (name != "val.bin")
+
+
 @pytest.mark.parametrize(
     ("name", "is_val"),
     [("val.bin", True), ("fineweb_val_000000.bin", True), ("validation.npy", True), ("a-valid1.bin", True),

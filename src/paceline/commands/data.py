@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 BAR_COLUMNS = 40
 FEW_VAL_TOKENS = 50_000
-PREPARE_HELP = """Turn text into shards. Running the same command again continues where it was stopped.
+AGAIN = "Running the same command again continues where it was stopped."
+PREPARE_HELP = f"""Turn text into shards. {AGAIN}
 
 example: paceline data prepare books/ --out data/books --tokenizer bpe-8192"""
-DOWNLOAD_HELP = "\n\n".join(
-    (
-        "Fetch public data from the Hugging Face hub. Running the same command again continues where it was stopped.",
-        *(f"{name}: {public.about} ({public.repo})" for name, public in PUBLIC.items()),
-        "example: paceline data download fineweb10B --shards 8",
-    )
-)
+PUBLIC_HELP = "\n\n".join(f"{name}: {public.about} ({public.repo})" for name, public in PUBLIC.items())
+DOWNLOAD_HELP = f"""Fetch public data from the Hugging Face hub. {AGAIN}
+
+{PUBLIC_HELP}
+
+example: paceline data download fineweb10B --shards 8"""
 VERIFY_HELP = """Check sizes and hashes of shards, and name what is damaged or missing.
 
 example: paceline data verify data/books"""
@@ -107,11 +107,9 @@ def download(argv: Sequence[str]) -> int:
 
     with show_progress() as on_progress:
         done = fetch(args, on_progress)
-    folder, public = args.folder, PUBLIC[args.name]
-    following = f"train on it with --data.dir {folder}"
-    if not public.tokenized:
-        following = f"make shards of it with `paceline data prepare {folder} --out {folder}-shards`"
-    size = human_bytes(sum(file.bytes for file in done.files))
+    folder, public, size = args.folder, PUBLIC[args.name], human_bytes(sum(file.bytes for file in done.files))
+    shards = f"make shards of it with `paceline data prepare {folder} --out {folder}-shards`"
+    following = f"train on it with --data.dir {folder}" if public.tokenized else shards
     line = f"{folder}: {len(done.files)} files of {public.repo}, {size}, hashes right; {following}"
     return answer(to_dict(done), lambda: print(line), as_json=args.json)
 
@@ -200,20 +198,18 @@ def _print_summary(manifest: "DatasetManifest", out: Path, seconds: float) -> No
     )
     for line in remarks(manifest):
         print(line)
-    for side, tokens in (("train", train), ("val", val)):
-        if not tokens and (side == "train" or manifest.options.val_share):
-            print(f"no document went to {side}, and a run needs both: {_remedy(side, manifest)}")
 
 
 def remarks(manifest: "DatasetManifest") -> Iterator[str]:
     """What one should know of prepared data, a line each: what was not read, and what is wrong with the validation."""
-    size = human_bytes(manifest.skipped_line_bytes)
-    lost = (
-        (manifest.skipped, f"left out: {_counted(manifest.skipped, 'bad record')}"),
-        (manifest.skipped_lines, f"left out: {_counted(manifest.skipped_lines, 'bad line')} ({size})"),
-        (manifest.replaced_bytes, f"replaced by U+FFFD: {_counted(manifest.replaced_bytes, 'bad byte')}"),
-    )
-    yield from (text for count, text in lost if count)
+    from paceline.text.token_files import is_validation
+
+    if manifest.skipped:
+        yield f"left out: {_counted(manifest.skipped, 'bad record')}"
+    if manifest.skipped_lines:
+        yield f"left out: {_counted(manifest.skipped_lines, 'bad line')} ({human_bytes(manifest.skipped_line_bytes)})"
+    if manifest.replaced_bytes:
+        yield f"replaced by U+FFFD: {_counted(manifest.replaced_bytes, 'bad byte')}"
     separator, parts = manifest.options.document_separator, len(manifest.sources) + bool(manifest.splits_by.cut)
     if separator is not None and manifest.documents <= parts:
         yield f"--document-separator {separator!r}: not found, so a file is one document; another with --overwrite"
@@ -222,13 +218,17 @@ def remarks(manifest: "DatasetManifest") -> Iterator[str]:
         yield f"not read: {_counted(manifest.other_files, 'file')} ({', '.join(manifest.other_names)}{more})"
     train, val = manifest.side_tokens("train"), manifest.side_tokens("val")
     share = manifest.options.val_share
+    given = manifest.options.ids_of and any(is_validation(source.name) for source in manifest.sources)
     if 0 < train < val:
-        yield f"validation has {val:,} tokens, more than the {train:,} of training; lower --val-share {share}"
+        cure = "give more files of training" if given else f"lower --val-share {share}"
+        yield f"validation has {val:,} tokens, more than the {train:,} of training; {cure}"
     elif 0 < val < FEW_VAL_TOKENS:
-        yield (
-            f"validation has {val:,} tokens, fewer than {FEW_VAL_TOKENS:,}, so its loss is not precise; a --val-share "
-            f"above {share}, or more text, gives more"
-        )
+        more = "a longer file of validation" if given else f"a --val-share above {share}, or more text,"
+        few = f"fewer than {FEW_VAL_TOKENS:,}, so its loss is not precise"
+        yield f"validation has {val:,} tokens, {few}; {more} gives more"
+    for side, tokens in (("train", train), ("val", val)):
+        if not tokens and (side == "train" or share):
+            yield f"no document went to {side}, and a run needs both: {_remedy(side, manifest)}"
 
 
 def _counted(count: int, what: str) -> str:

@@ -24,12 +24,9 @@ PresetName = Positional[Annotated[str, tyro.conf.arg(metavar="PRESET")]]
 OptionalPreset = Positional[Annotated[str, tyro.conf.arg(metavar="[PRESET]")]]
 OptionalRun = Positional[Annotated[str, tyro.conf.arg(metavar="[RUN]")]]
 """Positional arguments by what they name; optional are those with a default."""
-Bare = Annotated[T, tyro.conf.arg(name="")]
-"""A nested dataclass whose flags carry no prefix."""
-Repeated = Annotated[tuple[T, ...], tyro.conf.UseAppendAction]
-"""A flag that may be given several times."""
-Hidden = Annotated[T, tyro.conf.Suppress, tyro.conf.Fixed]
-"""A field that is no flag."""
+Bare = Annotated[T, tyro.conf.arg(name="")]  # a nested dataclass whose flags carry no prefix
+Repeated = Annotated[tuple[T, ...], tyro.conf.UseAppendAction]  # a flag that may be given several times
+Hidden = Annotated[T, tyro.conf.Suppress, tyro.conf.Fixed]  # a field that is no flag
 
 
 def parse(cls: type[T], argv: Sequence[str], *, verb: str, description: str, default: T | None = None) -> T:

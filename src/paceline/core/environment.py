@@ -20,17 +20,14 @@ from paceline.core.files import blake2b_of
 
 Environment = dict[str, str | int | float]
 
-ANSWER_S = 10
-"""How long another program (git, nvidia-smi) may take before it counts as absent."""
+ANSWER_S = 10  # how long another program (git, nvidia-smi) may take before it counts as absent
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeVersion:
     version: str
-    commit: str | None = None
-    """Of the checkout the package is imported from; None for an installed one."""
-    dirty: bool | None = None
-    """Whether that checkout's package differs from its commit."""
+    commit: str | None = None  # of the checkout the package is imported from; None for an installed one
+    dirty: bool | None = None  # whether that checkout's package differs from its commit
 
 
 def environment() -> Environment:
@@ -48,7 +45,6 @@ def environment() -> Environment:
 
 
 def package_versions(*names: str) -> Environment:
-    """Those that are installed, with their versions."""
     found: Environment = {}
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -58,7 +54,6 @@ def package_versions(*names: str) -> Environment:
 
 @functools.cache
 def cpu_model() -> str:
-    """The processor as the system names it."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         fields = dict(line.split(":", 1) for line in file.read().split("\n\n")[0].splitlines() if ":" in line)
         named = {key.strip(): value.strip() for key, value in fields.items()}
@@ -74,7 +69,6 @@ def usable_cores() -> int:
 
 
 def memory_bytes() -> int | None:
-    """Physical memory of the machine."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

@@ -37,8 +37,7 @@ class RunError(UserError):
 
 @contextlib.contextmanager
 def naming_files() -> Iterator[None]:
-    """An OSError that knows its file (a full disk, missing rights, a folder in a file's place) leaves the block as one
-    line. Without a file it may be anything, and stays what it is."""
+    """An OSError that knows its file leaves the block as one line. Without one it may be anything, and stays itself."""
     try:
         yield
     except OSError as error:

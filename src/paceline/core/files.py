@@ -17,9 +17,8 @@ HASH_CHUNK_BYTES = 1 << 20
 
 @contextlib.contextmanager
 def atomic_write(path: Path, *, mode: str = "wb") -> Iterator[IO[Any]]:
-    """A file to write to that appears under `path` only when the block ends without an error.
-
-    It is written beside its destination, flushed to the disk, then renamed; a crash leaves at most a `.tmp` file."""
+    """A file to write to that appears under `path` only when the block ends without an error: it is written beside it,
+    flushed to the disk, then renamed. A crash leaves at most a `.tmp` file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)  # of a process that was killed, or a link that somebody has laid there
@@ -65,7 +64,6 @@ def new_digest() -> "hashlib.blake2b":
 
 
 def blake2b_of(path: Path) -> str:
-    """Hash of the whole file, 128 bits in hex."""
     digest = new_digest()
     with open(path, "rb") as file:
         while chunk := file.read(HASH_CHUNK_BYTES):
@@ -80,8 +78,7 @@ def is_plain_name(name: str) -> bool:
 
 def check_links(folder: Path) -> None:
     """Raise RunError if something in a run's folder, or in its checkpoints, is a link that leads out of the folder or
-    is no file at all: of a folder from somebody else nothing outside it is written, deleted or believed. What other
-    programs keep in folders of their own is not looked at."""
+    is no file at all: a folder from somebody else must not get anything outside it written, deleted or believed."""
     checkpoints = folder / "checkpoints"
     for place in (folder, checkpoints, *_inside(checkpoints)):
         for path in _inside(place):
@@ -89,10 +86,11 @@ def check_links(folder: Path) -> None:
                 kind = path.lstat().st_mode
             except OSError:  # it was there for a moment
                 continue
-            if stat.S_ISLNK(kind) and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
-                away = f"is a link out of the run's folder, to {os.readlink(path)}"
-                raise RunError(f"{path}: {away}; put what it leads to in its place, or remove it")
-            if not stat.S_ISLNK(kind) and not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+            if stat.S_ISLNK(kind):
+                if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+                    away = f"is a link out of the run's folder, to {os.readlink(path)}"
+                    raise RunError(f"{path}: {away}; put what it leads to in its place, or remove it")
+            elif not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
                 raise RunError(f"{path}: is neither a file nor a folder; remove it")
 
 

@@ -23,8 +23,7 @@ LOCK_FILE = ".lock"
 PATIENCE_S = 10.0
 BUSY = PacelineError("another process is in there")
 
-_held: set[int] = set()
-"""Handles of the locks of this process."""
+_held: set[int] = set()  # handles of the locks of this process
 
 
 @contextlib.contextmanager
@@ -50,8 +49,7 @@ def only_writer(folder: Path, busy: PacelineError, *, inherited: bool = False) -
 
 @contextlib.contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """A short block that one process is in at a time, by this file. One that hangs in it is waited for no longer than
-    `PATIENCE_S`."""
+    """A short block that one process is in at a time, by this file; one that hangs is waited for `PATIENCE_S`."""
     until, handle = time.monotonic() + PATIENCE_S, None
     while time.monotonic() < until:
         try:

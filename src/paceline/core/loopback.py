@@ -2,12 +2,10 @@
 requests that ask for another host are refused; and no page may be framed, sniffed or cached."""
 
 LOOPBACK = "127.0.0.1"
-HOSTS = frozenset({LOOPBACK, "localhost", "[::1]"})
-"""As a browser may call us, with any port: a tunnel has its own."""
+HOSTS = frozenset({LOOPBACK, "localhost", "[::1]"})  # as a browser may call us, with any port: a tunnel has its own
 
 
 def host_of(header: str | None) -> str:
-    """`localhost:8008` without its port."""
     name, colon, port = (header or "").lower().rpartition(":")
     return name if colon and port.isdigit() else (header or "").lower()
 

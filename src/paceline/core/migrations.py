@@ -24,8 +24,7 @@ RENAMED: dict[str, str] = {
 }
 """Old dotted name, of a field or of a group of fields, to today's."""
 FROM_ENVIRONMENT = {"attention.fa3_library": "PACELINE_FA3_LIBRARY"}
-"""Paths to code: dotted names of settings that were removed to the variable that gives them. A config may be from
-anybody, and never says what is loaded."""
+"""Removed settings that were paths to code, to the variable that gives them: a config never says what is loaded."""
 REMOVED: dict[str, str] = {
     **{name: f"set {variable} in the environment" for name, variable in FROM_ENVIRONMENT.items()},
     "optim.adam.grouping": "every group has a rule of its own, which gives the same numbers",

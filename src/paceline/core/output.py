@@ -50,7 +50,9 @@ class Output:
         self.needed = False
         self.lost: LostOutputError | None = None
         self._unread = False
-        self._stream, self._name, self._warn = _closed() if stream is None else stream, name, warn
+        self._stream, self._name, self._warn = stream or io.StringIO(), name, warn
+        if stream is None:
+            self._stream.close()
 
     def write(self, text: str) -> int:
         return self.write_unchanged(neutral(text))
@@ -155,16 +157,9 @@ def standard_streams() -> Iterator[Output]:
 
 
 def _fill_closed() -> None:
-    """Without this, a checkpoint would be opened under the number of a standard stream that is closed, and get what
-    libraries print."""
+    """Else a checkpoint would be opened under the number of a closed standard stream, and get what libraries print."""
     while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(handle, True)
     os.close(handle)
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as long as the process
-
-
-def _closed() -> TextIO:
-    stream = io.StringIO()
-    stream.close()
-    return stream

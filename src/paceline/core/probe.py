@@ -27,33 +27,25 @@ for width in (64, 65):  # one that fills the blocks of the fast kernels and one 
 q = torch.randn(1, 2, 64, 64, dtype=torch.bfloat16, requires_grad=True)
 F.scaled_dot_product_attention(q, q, q, is_causal=True).float().sum().backward()
 """
-TRIAL_S = 120
-"""A trial that takes longer counts as failed."""
-TRIALS = "probe.json"
-"""Exit codes of trials, in the cache folder."""
-BF16_CAPABILITY = (8, 0)
-"""NVIDIA's Ampere: the first with bf16 products in hardware."""
+TRIAL_S = 120  # a trial that takes longer counts as failed
+TRIALS = "probe.json"  # exit codes of trials, in the cache folder
+BF16_CAPABILITY = (8, 0)  # NVIDIA's Ampere: the first with bf16 products in hardware
 HOPPER = 9
-"""Major capability. Our kernels drive its copy engine and matrix units, of which later GPUs have others, and
-FlashAttention 3 is written for nothing later."""
+"""Major capability. Our kernels drive its copy engine and matrix units; later GPUs have others."""
 FA3_PACKAGE = "flash_attn_interface"
 FA3_LIBRARY = "PACELINE_FA3_LIBRARY"
 """In the environment, a library to load in place of the package. No setting: a run's config may be from anybody."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Verdict:
-    """Whether something can be used here."""
-
     name: str
     usable: bool
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Choice:
-    """What is used, and why."""
-
     name: str
     reason: str
 
@@ -61,13 +53,11 @@ class Choice:
 def cuda() -> Verdict:
     import torch
 
-    if usable := torch.cuda.is_available():
-        reason = f"{torch.cuda.get_device_name()}, {_capability()[1]}"
-    elif torch.version.cuda is None:
-        reason = f"PyTorch {torch.__version__} is built without CUDA"
-    else:
-        reason = "no NVIDIA GPU or driver is visible to this process"
-    return Verdict(name="cuda", usable=usable, reason=reason)
+    if torch.cuda.is_available():
+        return Verdict("cuda", True, f"{torch.cuda.get_device_name()}, {_capability()[1]}")
+    if torch.version.cuda is None:
+        return Verdict("cuda", False, f"PyTorch {torch.__version__} is built without CUDA")
+    return Verdict("cuda", False, "no NVIDIA GPU or driver is visible to this process")
 
 
 def _capability() -> tuple[tuple[int, int], str]:
@@ -81,17 +71,16 @@ def _capability() -> tuple[tuple[int, int], str]:
 def choose_device(requested: str) -> Choice:
     """The device for `--train.device`: auto, cpu or cuda. A named one that is missing is refused."""
     if requested == "cpu":
-        return Choice(name="cpu", reason="asked for by --train.device cpu")
+        return Choice("cpu", "asked for by --train.device cpu")
     verdict = cuda()
     if requested == "cuda" and not verdict.usable:
         raise ConfigError(
             f"--train.device cuda cannot be used: {verdict.reason}; use --train.device cpu, with a small --scale"
         )
-    return Choice(name="cuda" if verdict.usable else "cpu", reason=verdict.reason)
+    return Choice("cuda" if verdict.usable else "cpu", verdict.reason)
 
 
 def bf16_products(device: str) -> Verdict:
-    """Whether matrix products in bf16 work, forward and backward."""
     return _bf16_on_cuda() if device.startswith("cuda") else _bf16_on_cpu()
 
 
@@ -99,18 +88,17 @@ def choose_products(requested: str, device: str) -> Choice:
     """The format of matrix products for a preset that asks for `requested`: bf16 only on a GPU that has it. On CPUs it
     was never faster than fp32 here, and on some it ends the process."""
     if requested == "fp32":
-        return Choice(name="fp32", reason="asked for by the preset")
+        return Choice("fp32", "asked for by the preset")
     if not device.startswith("cuda"):
-        return Choice(name="fp32", reason="a CPU computes the bf16 products of a preset in fp32")
+        return Choice("fp32", "a CPU computes the bf16 products of a preset in fp32")
     verdict = bf16_products(device)
-    return Choice(name="bf16" if verdict.usable else "fp32", reason=verdict.reason)
+    return Choice("bf16" if verdict.usable else "fp32", verdict.reason)
 
 
 def _bf16_on_cuda() -> Verdict:
     capability, found = _capability()
     usable = capability >= BF16_CAPABILITY
-    needs = "" if usable else f"; bf16 products need {BF16_CAPABILITY[0]}.{BF16_CAPABILITY[1]}"
-    return Verdict(name="bf16", usable=usable, reason=found + needs)
+    return Verdict("bf16", usable, found if usable else f"{found}; bf16 products need 8.0")
 
 
 @functools.cache
@@ -123,27 +111,27 @@ def _bf16_on_cpu() -> Verdict:
         exit_code = _exit_code_of(BF16_TRIAL)
         remember(TRIALS, key, exit_code)
     if exit_code == 0:
-        return Verdict(name="bf16", usable=True, reason="trial products in a child process passed")
+        return Verdict("bf16", True, "trial products in a child process passed")
     how = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with code {exit_code}"
-    return Verdict(name="bf16", usable=False, reason=f"a child process trying bf16 products {how}; fp32 is used")
+    return Verdict("bf16", False, f"a child process trying bf16 products {how}; fp32 is used")
 
 
 def _exit_code_of(code: str) -> int:
     try:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=TRIAL_S, check=False)
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=TRIAL_S).returncode
     except subprocess.TimeoutExpired:
         return 124
-    return done.returncode
 
 
 def triton() -> Verdict:
     """The kernel compiler that FlexAttention and torch.compile need on a GPU."""
     version = package_versions("triton").get("triton")
     if version is None or importlib.util.find_spec("triton") is None:
-        return Verdict(name="triton", usable=False, reason="the package triton is not installed")
+        return Verdict("triton", False, "the package triton is not installed")
     gpu = cuda()
-    reason = f"version {version}" if gpu.usable else f"version {version} is installed, but {gpu.reason}"
-    return Verdict(name="triton", usable=gpu.usable, reason=reason)
+    return Verdict(
+        "triton", gpu.usable, f"version {version}" + ("" if gpu.usable else f" is installed, but {gpu.reason}")
+    )
 
 
 def compiler(device: str) -> Verdict:
@@ -151,45 +139,44 @@ def compiler(device: str) -> Verdict:
     on_gpu = device.startswith("cuda")
     variable, programs = ("CC", ("gcc", "clang", "cc")) if on_gpu else ("CXX", ("g++", "clang++"))
     if on_gpu and not (kernels := triton()).usable:
-        return Verdict(name="torch.compile", usable=False, reason=kernels.reason)
+        return Verdict("torch.compile", False, kernels.reason)
     found = next((name for name in (os.environ.get(variable), *programs) if name and shutil.which(name)), None)
     reason = f"compiles with {Path(found).name}" if found else f"no compiler: {', '.join(programs)} are not installed"
-    return Verdict(name="torch.compile", usable=found is not None, reason=reason)
+    return Verdict("torch.compile", found is not None, reason)
 
 
 def flex_attention(device: str) -> Verdict:
     """FlexAttention, compiled. It has no backward pass on a CPU."""
     if not device.startswith("cuda"):
-        return Verdict(name="flex", usable=False, reason="FlexAttention has no backward pass on a CPU")
-    compiles = compiler(device)
-    reason = "FlexAttention, compiled" if compiles.usable else f"FlexAttention must be compiled: {compiles.reason}"
-    return Verdict(name="flex", usable=compiles.usable, reason=reason)
+        return Verdict("flex", False, "FlexAttention has no backward pass on a CPU")
+    if not (compiles := compiler(device)).usable:
+        return Verdict("flex", False, f"FlexAttention must be compiled: {compiles.reason}")
+    return Verdict("flex", True, "FlexAttention, compiled")
 
 
 def varlen_attention(device: str) -> Verdict:
     """FlashAttention 2 over packed documents, as PyTorch carries it."""
     if not device.startswith("cuda"):
-        return Verdict(name="varlen", usable=False, reason="FlashAttention needs a GPU")
+        return Verdict("varlen", False, "FlashAttention needs a GPU")
     import torch
 
     if not torch.backends.cuda.is_flash_attention_available():
-        return Verdict(name="varlen", usable=False, reason=f"PyTorch {torch.__version__} is built without it")
+        return Verdict("varlen", False, f"PyTorch {torch.__version__} is built without it")
     verdict = _bf16_on_cuda()
-    return Verdict(name="varlen", usable=verdict.usable, reason=f"FlashAttention 2 of PyTorch; {verdict.reason}")
+    return Verdict("varlen", verdict.usable, f"FlashAttention 2 of PyTorch; {verdict.reason}")
 
 
 def flash_attention_3(device: str) -> Verdict:
     """FlashAttention 3 from a library or an installed package, which is loaded to be sure and stays so."""
-    library = os.environ.get(FA3_LIBRARY) or None
     name = "flash-attention-3"
     if not device.startswith("cuda"):
-        return Verdict(name=name, usable=False, reason="FlashAttention needs a GPU")
+        return Verdict(name, False, "FlashAttention needs a GPU")
     (major, _), found = _capability()
     if major != HOPPER:
-        return Verdict(name=name, usable=False, reason=f"{found}; it needs {HOPPER}.x")
+        return Verdict(name, False, f"{found}; it needs {HOPPER}.x")
+    library = os.environ.get(FA3_LIBRARY) or None
     failure = _load_fa3(library)
-    source = f"the package {FA3_PACKAGE}" if library is None else library
-    return Verdict(name=name, usable=failure is None, reason=failure or f"from {source}; {found}")
+    return Verdict(name, failure is None, failure or f"from {library or f'the package {FA3_PACKAGE}'}; {found}")
 
 
 def _load_fa3(library: str | None) -> str | None:
@@ -220,15 +207,15 @@ def own_kernels(device: str) -> Verdict:
 def ranges_attention(device: str) -> Verdict:
     """Our attention kernels: in Gluon on Hopper, in Triton on other GPUs with bf16 products."""
     if not device.startswith("cuda"):
-        return Verdict(name="ranges", usable=False, reason="our kernels need a GPU")
+        return Verdict("ranges", False, "our kernels need a GPU")
     if not (kernels := triton()).usable:
-        return Verdict(name="ranges", usable=False, reason=kernels.reason)
+        return Verdict("ranges", False, kernels.reason)
     capability, found = _capability()
     if capability < BF16_CAPABILITY:
-        return Verdict(name="ranges", usable=False, reason=f"{found}; our kernels need 8.0")
+        return Verdict("ranges", False, f"{found}; our kernels need 8.0")
     if capability[0] == HOPPER and importlib.util.find_spec("triton.experimental.gluon") is None:
-        return Verdict(name="ranges", usable=False, reason="this Triton has no Gluon; 3.6 has")
-    return Verdict(name="ranges", usable=True, reason=found)
+        return Verdict("ranges", False, "this Triton has no Gluon; 3.6 has")
+    return Verdict("ranges", True, found)
 
 
 def back_ends(device: str) -> list[Verdict]:
@@ -238,7 +225,7 @@ def back_ends(device: str) -> list[Verdict]:
         bf16_products(device),
         triton(),
         compiler(device),
-        Verdict(name="reference", usable=True, reason="plain PyTorch, on any device; it defines the result"),
+        Verdict("reference", True, "plain PyTorch, on any device; it defines the result"),
         flex_attention(device),
         ranges_attention(device),
         own_kernels(device),

@@ -32,26 +32,22 @@ def random_states() -> dict[str, Tensor]:
 
 def set_random_states(states: Mapping[str, Tensor]) -> None:
     """What `random_states` gave, or nothing, where a checkpoint has none; a GPU's only where there is one."""
+    if not states:
+        return
     try:
-        _set(states)
+        torch.set_rng_state(states["torch"])
+        *keys, position, has_normal = states["numpy"].tolist()
+        if not 0 <= position <= NUMPY_WORDS:  # numpy would read beyond its words
+            raise ValueError(f"numpy's position is {position}")
+        np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_normal, states["numpy_normal"].item()))
+        version, *words = states["python"].tolist()
+        next_normal = states["python_normal"].item()
+        random.setstate((version, tuple(words), None if math.isnan(next_normal) else next_normal))
+        if "cuda" in states and torch.cuda.is_available():
+            torch.cuda.set_rng_state(states["cuda"])
     except (KeyError, ValueError, TypeError, OverflowError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise RunError(f"random states: not those of a process ({reason}); resume from another checkpoint") from None
-
-
-def _set(states: Mapping[str, Tensor]) -> None:
-    if not states:
-        return
-    torch.set_rng_state(states["torch"])
-    *keys, position, has_normal = states["numpy"].tolist()
-    if not 0 <= position <= NUMPY_WORDS:  # numpy would read beyond its words
-        raise ValueError(f"numpy's position is {position}")
-    np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_normal, states["numpy_normal"].item()))
-    version, *words = states["python"].tolist()
-    next_normal = states["python_normal"].item()
-    random.setstate((version, tuple(words), None if math.isnan(next_normal) else next_normal))
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
 
 
 def of_all_ranks(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:

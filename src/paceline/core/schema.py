@@ -1,8 +1,7 @@
 """Configuration dataclasses as JSON, as dotted names, and as differences. No torch.
 
 A config is a tree of frozen dataclasses whose leaves are int, float, bool, str, None, literals and tuples of those.
-Reading is strict: an unknown key or a value of the wrong type is an error that names the dotted field, so that a
-config written by another version never loads half-understood.
+Reading is strict: an unknown key or a value of the wrong type is an error that names the dotted field.
 """
 
 import dataclasses
@@ -23,8 +22,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One leaf that differs between two configs."""
-
     field: str
     before: Any
     after: Any
@@ -36,7 +33,6 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value of a config as JSON has it."""
     if dataclasses.is_dataclass(value):
         return to_dict(value)
     if isinstance(value, dict):
@@ -59,8 +55,7 @@ def from_dict(cls: type[T], data: Any, *, at: str = "") -> T:
         raise ConfigError(f"{at or cls.__name__}: {error}") from None
 
 
-_hints = functools.cache(typing.get_type_hints)
-"""Evaluating them takes as long as all the rest of reading a config."""
+_hints = functools.cache(typing.get_type_hints)  # evaluating them takes as long as all the rest of reading a config
 
 
 def _typed(hint: Any, value: Any, at: str) -> Any:
@@ -69,7 +64,13 @@ def _typed(hint: Any, value: Any, at: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return from_dict(typing.cast(type, hint), value, at=at)
     if origin in (Union, types.UnionType):
-        return _first_match(arguments, value, at)
+        errors = []
+        for choice in arguments:
+            try:
+                return _typed(choice, value, at)
+            except ConfigError as error:
+                errors.append(error)
+        raise errors[0]
     if origin is Literal:
         if any(value == choice and type(value) is type(choice) for choice in arguments):
             return value
@@ -85,16 +86,6 @@ def _typed(hint: Any, value: Any, at: str) -> Any:
     raise ConfigError(f"{at}: expected {getattr(hint, '__name__', hint)}, got {_show(value)}")
 
 
-def _first_match(hints: tuple[Any, ...], value: Any, at: str) -> Any:
-    errors = []
-    for hint in hints:
-        try:
-            return _typed(hint, value, at)
-        except ConfigError as error:
-            errors.append(error)
-    raise errors[0]
-
-
 def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf as (dotted name, value), in declaration order."""
     for field in dataclasses.fields(config):
@@ -108,12 +99,11 @@ def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def changes(before: Any, after: Any) -> list[Change]:
     """The leaves in which two configs of one type differ. A record is this list."""
     old, new = dict(flatten(before)), dict(flatten(after))
-    both = {name: (old.get(name), new.get(name)) for name in (new | old)}  # optional sub-configs: on one side only
-    return [Change(field=name, before=was, after=now) for name, (was, now) in both.items() if was != now]
+    names = [name for name in new | old if old.get(name) != new.get(name)]  # of an optional sub-config on one side only
+    return [Change(field=name, before=old.get(name), after=new.get(name)) for name in names]
 
 
-MAX_JSON_BYTES = 32 << 20
-"""Larger than any file of ours; one of nothing but empty lists takes 0.8 GiB once it is read."""
+MAX_JSON_BYTES = 32 << 20  # larger than any file of ours; one of nothing but empty lists takes 0.8 GiB once it is read
 
 
 def read_json(path: Path) -> Any:

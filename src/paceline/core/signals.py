@@ -7,8 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 
-HANG_UP = getattr(signal, "SIGHUP", None)
-"""None: Windows has none."""
+HANG_UP = getattr(signal, "SIGHUP", None)  # None: Windows has none
 
 
 class Interrupted(KeyboardInterrupt):
@@ -43,7 +42,6 @@ class StopRequest:
         self.signal_number = self.signal_number or signal.SIGINT
 
     def hear(self, number: int) -> None:
-        """A signal has come."""
         if self.signal_number is not None:
             if number == HANG_UP:
                 return

@@ -1,11 +1,9 @@
 """Small arithmetic shared by everyone, and numbers as people read them."""
 
-BLOCK_TOKENS = 128
-"""Granularity of block windows, block lists and aligned packing."""
+BLOCK_TOKENS = 128  # granularity of block windows, block lists and aligned packing
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is at least `value`."""
     return -(-value // multiple) * multiple
 
 

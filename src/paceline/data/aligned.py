@@ -1,10 +1,9 @@
 """A corpus in which every document starts at a multiple of 128 tokens (`data.align_documents`).
 
-The shard is read as if each document were followed by end-of-text up to the next multiple of 128; nothing is copied
-or written. Windows start at multiples of 128 of that longer stream, so documents do so inside a sequence too. A gap's
-inputs are end-of-text, each a document of its own under a document mask, and its targets do not count. Cost: 64 tokens
-a document on average (9 % at the 650 tokens a document of the en-140M track), and one scan of every shard at the start
-(2 GB/s).
+The shard is read as if end-of-text followed each document up to the next multiple of 128; nothing is copied. Windows
+start at multiples of 128 of that longer stream, so documents do so inside a sequence too. A gap's inputs are documents
+of their own under a document mask, and its targets do not count. Cost: 64 tokens a document on average (9 % at the 650
+tokens a document of the en-140M track), and one scan of every shard at the start (2 GB/s).
 """
 
 from dataclasses import dataclass

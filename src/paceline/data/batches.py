@@ -22,13 +22,11 @@ class Cursor:
 
     position: int | None = 0
     """Tokens of the stream that are read or passed; None: written by a version that counted steps ..."""
-    step: int | None = None
-    """... of one size, so many."""
+    step: int | None = None  # ... of one size, so many
 
 
 FROM_THE_START = Cursor()
-MANY_PASSES = 2
-"""A run that reads its text more often than this prints a warning: it may learn the text by heart."""
+MANY_PASSES = 2  # a run that reads its text more often than this prints a warning: it may learn the text by heart
 
 
 def batches(
@@ -55,8 +53,7 @@ def check_data(
     corpus: Corpus, data: DataConfig, batch: BatchConfig, sizes: Iterable[int], steps: int, start: int = 0
 ) -> str | None:
     """Raise ConfigError if the corpus cannot give the run its batches, or only by reading a token twice where
-    `data.one_pass` forbids that. Returns a warning about a run that reads its text more than twice; the built-in text
-    is small by choice."""
+    `data.one_pass` forbids that. Returns a warning about a run that reads a text, not the built-in one, often."""
     order = make_order(training_source(corpus, data), data, batch, seed=0)
     run = list(islice(sizes, steps))
     for sequences in sorted(set(run)):
@@ -64,10 +61,9 @@ def check_data(
     after_steps = islice(accumulate(run, order.after, initial=start), 1, None)
     one_pass = sum(after <= order.pass_tokens for after in after_steps)
     if data.one_pass and one_pass < len(run):
-        raise ConfigError(
-            f"--steps {steps:,} would read data twice, which --data.one-pass forbids: one pass gives {one_pass:,} "
-            f"steps; use at most that many, more data, or --data.no-one-pass"
-        )
+        twice = f"--steps {steps:,} would read data twice, which --data.one-pass forbids"
+        cure = "use at most that many, more data, or --data.no-one-pass"
+        raise ConfigError(f"{twice}: one pass gives {one_pass:,} steps; {cure}")
     if data.dir == BUILTIN or len(run) <= MANY_PASSES * one_pass:
         return None
     return f"the training text is read {len(run) / max(1, one_pass):,.1f} times; --steps {one_pass} is one pass"
@@ -99,9 +95,7 @@ def training_source(corpus: Corpus, data: DataConfig) -> Corpus:
 def share_of(spans: np.ndarray, rank: int, world: int) -> np.ndarray:
     """Rows of the global batch that `rank` of `world` computes; the shares in rank order are the whole."""
     if len(spans) % world:
-        raise ConfigError(
-            f"--batch.tokens: {len(spans)} sequences a step cannot be shared equally by {world} ranks; "
-            f"use a multiple of {world} sequences"
-        )
+        unequal = f"{len(spans)} sequences a step cannot be shared equally by {world} ranks"
+        raise ConfigError(f"--batch.tokens: {unequal}; use a multiple of {world} sequences")
     size = len(spans) // world
     return spans[rank * size : (rank + 1) * size]

@@ -16,8 +16,7 @@ from paceline.data.shards import HEADER_BYTES, Shard
 
 SAMPLES_PER_SHARD = 16
 SAMPLE_TOKENS = 2048
-IGNORED_TARGET = -100
-"""Target of a position that does not count; what torch's cross entropy ignores by default."""
+IGNORED_TARGET = -100  # target of a position that does not count; what torch's cross entropy ignores by default
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +30,7 @@ class Batch:
 @dataclass(frozen=True, eq=False)
 class Corpus:
     shards: tuple[Shard, ...]
-    vocab_size: int | None = None
-    """Ids must be below; None: not checked."""
+    vocab_size: int | None = None  # ids must be below; None: not checked
 
     grain = 1  # windows start at multiples of it
 

@@ -19,8 +19,7 @@ from paceline.core.errors import ConfigError
 from paceline.data.corpus import Corpus
 from paceline.settings.data import BatchConfig, DataConfig
 
-SHUFFLE_PURPOSE = 1
-"""Keeps the shuffle's random stream apart from others that are keyed by the same seed."""
+SHUFFLE_PURPOSE = 1  # keeps the shuffle's random stream apart from others that are keyed by the same seed
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,8 @@ class SequentialOrder:
     def check(self, sequences: int) -> None:
         """Raise ConfigError if no batch of so many sequences can be read."""
         if max(self.lengths) < (tokens := sequences * self.sequence_tokens) + 2:
-            raise ConfigError(
-                f"--batch.tokens {tokens:,}: no shard holds a whole batch and its last target (the longest has "
-                f"{max(self.lengths):,} tokens); lower --batch.tokens or make longer shards"
-            )
+            none = f"no shard holds a whole batch and its last target (the longest has {max(self.lengths):,} tokens)"
+            raise ConfigError(f"--batch.tokens {tokens:,}: {none}; lower --batch.tokens or make longer shards")
 
     def spans(self, position: int, sequences: int) -> tuple[np.ndarray, int]:
         """The global batch that begins at or after `position`, and the position after it."""
@@ -77,8 +74,7 @@ class ShuffledOrder:
     lengths: tuple[int, ...]
     sequence_tokens: int
     seed: int
-    grain: int = 1
-    """Sequences start at multiples of this."""
+    grain: int = 1  # sequences start at multiples of this
 
     @cached_property
     def _through(self) -> np.ndarray:
@@ -133,10 +129,8 @@ def make_order(corpus: Corpus, data: DataConfig, batch: BatchConfig, seed: int) 
     """The order that the config asks for, over what `corpus` holds."""
     length, grain = batch.sequence_tokens, corpus.grain
     if length % grain:
-        raise ConfigError(
-            f"--batch.sequence-tokens {length:,} is not a multiple of {grain}, to which --data.align-documents aligns; "
-            f"use {max(1, length // grain) * grain:,}"
-        )
+        aligned = f"{grain}, to which --data.align-documents aligns; use {max(1, length // grain) * grain:,}"
+        raise ConfigError(f"--batch.sequence-tokens {length:,} is not a multiple of {aligned}")
     if data.order == "sequential":
         return SequentialOrder(corpus.lengths, length)
     return ShuffledOrder(corpus.lengths, length, seed, grain)

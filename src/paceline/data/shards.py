@@ -21,10 +21,8 @@ VERSION = 1
 HEADER_WORDS = 256
 HEADER_BYTES = HEADER_WORDS * 4
 TOKEN_DTYPE = np.dtype("<u2")
-MAX_VOCAB_SIZE = 65_535
-"""Largest vocabulary whose ids, and one to spare, fit into uint16."""
-SCAN_TOKENS = 1 << 22
-"""Tokens compared in one go when a whole shard is searched: 8 MiB, which stays in the cache."""
+MAX_VOCAB_SIZE = 65_535  # largest vocabulary whose ids, and one to spare, fit into uint16
+SCAN_TOKENS = 1 << 22  # tokens compared in one go when a whole shard is searched: 8 MiB, which stays in the cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,35 +30,26 @@ class ShardManifest:
     """What a shard is said to hold; `x.bin.json` as a value."""
 
     tokens: int
-    documents: int
-    """Documents that begin in this shard."""
-    max_token: int
-    """Largest token id, so that a vocabulary can be checked without reading the tokens."""
-    tokenizer: str
-    """Fingerprint of the tokenizer that made the ids."""
-    blake2b: str
-    """Hash of the whole file, header included."""
+    documents: int  # documents that begin in this shard
+    max_token: int  # largest token id, so that a vocabulary can be checked without reading the tokens
+    tokenizer: str  # fingerprint of the tokenizer that made the ids
+    blake2b: str  # hash of the whole file, header included
 
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """An open shard."""
-
     path: Path
     stream: np.ndarray
     manifest: ShardManifest | None
-    mapped: mmap.mmap | None = None
-    """The file that `stream` is a view of."""
+    mapped: mmap.mmap | None = None  # the file that `stream` is a view of
 
     @property
     def tokens(self) -> np.ndarray:
         """(n,) uint16, a read-only view of the file. Asked for anew at every read: reading what was cut off the file
         would end the process by a signal (SIGBUS), so the size is compared first, which takes 1 µs."""
         if self.mapped is not None and (size := self.mapped.size()) < HEADER_BYTES + self.stream.nbytes:
-            raise DataError(
-                f"{self.path}: has become shorter while it was read: {size:,} bytes, its header counts {len(self):,} "
-                f"tokens; fetch or prepare it again"
-            )
+            counts = f"{size:,} bytes, its header counts {len(self):,} tokens"
+            raise DataError(f"{self.path}: has become shorter while it was read: {counts}; fetch or prepare it again")
         return self.stream
 
     def __len__(self) -> int:
@@ -72,10 +61,8 @@ def open_shard(path: Path) -> Shard:
     count = _token_count(path)
     manifest = read_manifest(path)
     if manifest is not None and manifest.tokens != count:
-        raise DataError(
-            f"{path}: the header counts {count:,} tokens, {manifest_path(path).name} {manifest.tokens:,}; "
-            f"one of the two files is not the one that was written, prepare the data again"
-        )
+        counts = f"the header counts {count:,} tokens, {manifest_path(path).name} {manifest.tokens:,}"
+        raise DataError(f"{path}: {counts}; one of the two is not what was written, prepare the data again")
     with open(path, "rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     stream = np.frombuffer(mapped, TOKEN_DTYPE, count, HEADER_BYTES)
@@ -100,10 +87,9 @@ def _token_count(path: Path) -> int:
     if count < 1:
         raise DataError(f"{path}: word 2 counts {count:,} tokens; an empty shard cannot be trained on, delete it")
     if size != (expected := HEADER_BYTES + count * TOKEN_DTYPE.itemsize):
-        raise DataError(
-            f"{path}: {size:,} bytes, but its header counts {count:,} tokens, which take {expected:,}; the file is "
-            f"{'truncated' if size < expected else 'too long'}, fetch or prepare it again"
-        )
+        counts = f"{size:,} bytes, but its header counts {count:,} tokens, which take {expected:,}"
+        damage = "truncated" if size < expected else "too long"
+        raise DataError(f"{path}: {counts}; the file is {damage}, fetch or prepare it again")
     return count
 
 

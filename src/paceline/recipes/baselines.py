@@ -27,8 +27,7 @@ MODEL = ModelConfig(
 
 
 def _adamw(base: OptimConfig, lr: float, schedule: ScheduleConfig) -> OptimConfig:
-    """AdamW with one rate for all, decay of what has two dimensions, and clipping. What `base` says of Muon stays, so
-    that a diff names its one switch."""
+    """AdamW with one rate for all, decay of what has two dimensions, and clipping; Muon's settings stay `base`'s."""
     rates = AdamConfig(
         embedding_lr=lr,
         lm_head_lr=lr,

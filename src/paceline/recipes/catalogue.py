@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.schema import Change, changes
-from paceline.recipes.presets import PRESETS, preset
+from paceline.recipes.presets import PRESETS, predecessor, preset
 from paceline.recipes.records import HISTORY, PUBLIC
 from paceline.settings.plugins import tables
 from paceline.settings.schedule import mean_batch_tokens, tokens_before
@@ -15,36 +15,29 @@ from paceline.settings.spec import describe
 @dataclass(frozen=True, kw_only=True)
 class CatalogueEntry:
     name: str
-    summary: str
-    """First sentence of the preset's docstring."""
+    summary: str  # first sentence of the preset's docstring
     record: int | None
     predecessor: str | None
     parameters: int
     steps: int
-    tokens_per_step: int
-    """Mean over the steps."""
+    tokens_per_step: int  # mean over the steps
     train_tokens: int
-    public_minutes: float | None
-    """On eight H100, by the records' clock."""
+    public_minutes: float | None  # on eight H100, by the records' clock
     public_val_loss: float | None
-    changes: tuple[Change, ...]
-    """Against the predecessor."""
+    changes: tuple[Change, ...]  # against the predecessor
 
     def as_json(self) -> dict[str, Any]:
         return {**vars(self), "changes": listed(self.changes)}
 
 
 def listed(found: Iterable[Change]) -> list[dict[str, Any]]:
-    """Changes as JSON."""
     return [{"field": change.field, "from": change.before, "to": change.after} for change in found]
 
 
 def catalogue() -> list[CatalogueEntry]:
     """Of the package's presets and those of the plug-ins that are loaded."""
-    brought = {name: pair for table in tables("presets") for name, pair in table.items()}
-    before = {name: public.predecessor for name, public in PUBLIC.items()}
-    own = [_entry(name, make.__doc__, before.get(name)) for name, make in PRESETS.items()]
-    return own + [_entry(name, change.__doc__, base) for name, (base, change) in brought.items()]
+    brought = {name: change for table in tables("presets") for name, (_, change) in table.items()}
+    return [_entry(name, make.__doc__, predecessor(name)) for name, make in {**PRESETS, **brought}.items()]
 
 
 def _entry(name: str, doc: str | None, before: str | None) -> CatalogueEntry:

@@ -41,10 +41,9 @@ def _read(path: Path) -> Any:
         return read_json(path)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: not valid TOML ({error})") from None
+    except (OSError, ValueError) as error:
+        why = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else f"not valid TOML ({error})"
+        raise ConfigError(f"{path}: {why}") from None
 
 
 def _underscored(values: Any) -> Any:

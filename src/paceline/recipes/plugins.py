@@ -39,8 +39,7 @@ def load_plugins_for(run: str | Path, paths: Paths) -> None:
 
 
 def load_plugins_of(config: RunConfig, paths: Paths, where: Path, *, all_of_them: bool = True) -> None:
-    """Load these files for the run in `where`: its plug-ins and no others, by their hashes, which are compared before
-    anything is executed."""
+    """Load these files for the run in `where`: its plug-ins and no others. Hashes are compared before that."""
     wanted, read = {ref.blake2b: ref for ref in config.plugins}, {Path(path): _read(path) for path in paths}
     for path, (_, digest) in read.items():
         if digest not in wanted:
@@ -68,7 +67,6 @@ def plugin_words(config: RunConfig) -> list[str]:
 
 
 def _read(path: str | Path) -> tuple[bytes, str]:
-    """The file and its hash."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -97,12 +95,8 @@ def _executed(path: Path, content: bytes, digest: str) -> Plugin:
         exec(compile(content, str(path), "exec"), module.__dict__)
     except Exception as error:
         del sys.modules[module.__name__]
-        if isinstance(error, SyntaxError):
-            line: int | None = error.lineno
-        else:
-            line = next(
-                (f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(path)), None
-            )
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        line = error.lineno if isinstance(error, SyntaxError) else [None, *lines][-1]
         said = " ".join(str(error).split())[:200]
         raise ConfigError(f"--plugin {path}: line {line}: {type(error).__name__}: {said}; mend the file") from error
     found = [value for value in vars(module).values() if isinstance(value, Plugin)]
@@ -125,8 +119,7 @@ def _check_names(path: Path, plugin: Plugin) -> None:
             raise ConfigError(f"--plugin {path}: {kind} is no mapping of names; give a dict")
         for name, value in table.items():
             _check_entry(f"--plugin {path}: {kind} {name!r:.60}", kind, name, value, own[kind])
-    bases = itertools.chain(PRESETS, *(one.plugin.presets for one in LOADED.values()))
-    known = set(bases)
+    known = {*PRESETS, *itertools.chain.from_iterable(one.plugin.presets for one in LOADED.values())}
     for name, (base, _) in plugin.presets.items():
         if base not in known:
             raise ConfigError(
@@ -136,16 +129,14 @@ def _check_names(path: Path, plugin: Plugin) -> None:
 
 
 def _check_entry(at: str, kind: Kind, name: Any, value: Any, own: Iterable[str]) -> None:
-    plain = isinstance(name, str) and (name.replace("-", "_") if kind == "presets" else name).isidentifier()
-    if not plain:
+    if not (isinstance(name, str) and (name.replace("-", "_") if kind == "presets" else name).isidentifier()):
         raise ConfigError(f"{at} is no name; use letters, digits and _")
     if name in own:
         raise ConfigError(f"{at}: paceline has one of that name; choose another")
     if other := next((one.path for one in LOADED.values() if name in getattr(one.plugin, kind)), None):
         raise ConfigError(f"{at}: {other} has one of that name, too; choose another")
+    if kind != "presets" and not callable(value):
+        raise ConfigError(f"{at} is not a function or a class")
     pair = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and callable(value[1])
-    if not (pair if kind == "presets" else callable(value)):
-        what = (
-            "a pair of a preset's name and a function of its config" if kind == "presets" else "a function or a class"
-        )
-        raise ConfigError(f"{at} is not {what}")
+    if kind == "presets" and not pair:
+        raise ConfigError(f"{at} is not a pair of a preset's name and a function of its config")

@@ -24,8 +24,7 @@ MIN_WINDOWED_TOKENS = 16 * BLOCK_TOKENS
 MIN_WIDTH = 8
 MIN_VOCABULARY = 512
 VALIDATION_TOKENS = 16_384
-"""Of one validation of a scaled preset, or one sequence where that is longer: about half of what the built-in
-validation documents hold, so that they suffice whatever the vocabulary and the Python that brings them."""
+"""Of one validation of a scaled preset, or one sequence where that is longer: half of the built-in validation text."""
 
 
 def with_steps(config: RunConfig, steps: int) -> RunConfig:
@@ -99,5 +98,4 @@ def _scaled_sequence(config: RunConfig, scale: float) -> int:
 
 
 def _tokens(before: int, scale: float, sequence_tokens: int) -> int:
-    """Of a scaled batch, in whole sequences."""
     return max(1, round(before * scale**2 / sequence_tokens)) * sequence_tokens

@@ -175,7 +175,8 @@ class RunConfig(Limited, prefix="--"):
             self._check_names()
             param_groups(self.optim, describe(self.model).groups)
         if (end := self.data.end_of_text) >= self.model.vocab_size:
-            raise ConfigError(f"--data.end-of-text {end} is not below --model.vocab-size {self.model.vocab_size}")
+            size = self.model.vocab_size
+            raise ConfigError(f"--data.end-of-text {end} is not below --model.vocab-size {size}; use {end + 1} or more")
 
     def _check_names(self) -> None:
         own, theirs = (*own_rules(), "adamw"), self.plugins

@@ -1,15 +1,15 @@
 """The corpus that every Python installation carries: pydoc's topics and the docstrings of the standard library.
 
-A document is a topic, or all docstrings of one module that were not seen before, read from the source by `ast` (no
-module is imported). About 2.2 MB of text and 720 documents on Python 3.11; 3 s to make on two cores, then it lies in
-the cache. Documents that share a run of 13 words form a cluster, and a cluster is never split between training and
-validation, so no such run of the validation text was trained on. Clusters by 8 words were tried: one of them swallows
-a quarter of the text. The text follows the Python version; figures from two versions do not compare.
+A document is a topic, or all docstrings of one module that were not seen before, read by `ast`. 2.2 MB of text and 720
+documents on Python 3.11; 3 s to make on two cores, then cached. Documents that share a run of 13 words form a cluster,
+which is never split between training and validation (by 8 words one cluster swallows a quarter of the text). The text
+follows the Python version; figures from two versions do not compare.
 """
 
 import ast
 import hashlib
 import inspect
+import itertools
 import os
 import re
 import shutil
@@ -18,8 +18,8 @@ import sysconfig
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,10 +39,7 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 
 
-@dataclass(frozen=True)
-class Split:
-    """Documents of either side, each in the order in which they are written."""
-
+class Split(NamedTuple):
     train: list[str]
     val: list[str]
 
@@ -58,13 +55,9 @@ def builtin_corpus(tokenizer: str = "bpe-2048") -> Path:
 
 def fingerprint(tokenizer: str) -> str:
     """What the corpus depends on, without reading it: the recipe, this Python, and which modules it came with."""
-    modules = sorted(set(os.listdir(_library_root())) - SKIPPED_FOLDERS)
+    modules = sorted(set(os.listdir(sysconfig.get_path("stdlib"))) - SKIPPED_FOLDERS)
     content = repr((RECIPE, tokenizer, sys.version, modules))
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
-
-
-def _library_root() -> Path:
-    return Path(sysconfig.get_path("stdlib"))
 
 
 def _build(folder: Path, tokenizer: str) -> None:
@@ -79,10 +72,8 @@ def _build(folder: Path, tokenizer: str) -> None:
         sync_folder(folder.parent)
     except OSError as error:
         if not folder.exists():
-            raise PacelineError(
-                f"{folder.parent}: cannot hold the built-in data ({error.strerror or error}); name another folder by "
-                f"the variable PACELINE_CACHE_DIR"
-            ) from error
+            why = f"cannot hold the built-in data ({error.strerror or error})"
+            raise PacelineError(f"{folder.parent}: {why}; name another by the variable PACELINE_CACHE_DIR") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -98,16 +89,16 @@ def _write(folder: Path, name: str, split: Split) -> None:
 
 def extract_documents() -> list[str]:
     """Topics by name, then modules by path; the same list on every machine with this Python."""
-    documents = list(_topics())
-    seen: set[str] = set()
-    for path in _module_paths(_library_root()):
+    documents, seen = list(_topics()), set[str]()
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in _module_paths(root):
         fresh = list(dict.fromkeys(text for text in _docstrings(path) if text not in seen))
         seen.update(fresh)
         if fresh:
             documents.append("\n\n".join(fresh) + "\n")
     if not documents:
         raise DataError(
-            f"{_library_root()}: no docstrings there (a Python without its sources); give --data.dir a folder of shards"
+            f"{root}: no docstrings there (a Python without its sources); give --data.dir a folder of shards"
         )
     return documents
 
@@ -128,7 +119,7 @@ def _module_paths(root: Path) -> Iterator[Path]:
 
 
 def _docstrings(path: Path) -> list[str]:
-    """Every docstring of a source file, cleaned, in order. A file that is no Python of this version gives none."""
+    """None, if the file is no Python of this version."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # old escapes in other people's strings
@@ -144,9 +135,8 @@ def _raw_docstrings(node: ast.AST) -> Iterator[str]:
     if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node, clean=False)):
         yield text
     for name in ("body", "handlers", "orelse", "finalbody"):
-        nested = getattr(node, name, None)
-        for statement in nested if isinstance(nested, list) else ():  # a lambda's body is no list
-            yield from _raw_docstrings(statement)
+        if isinstance(nested := getattr(node, name, None), list):  # a lambda's body is none
+            yield from itertools.chain.from_iterable(map(_raw_docstrings, nested))
 
 
 def split_documents(documents: list[str]) -> Split:
@@ -161,13 +151,12 @@ def split_documents(documents: list[str]) -> Split:
         if size <= room:
             room -= size
             in_val.add(cluster)
-    train = [text for text, cluster in clustered if cluster not in in_val]
-    return Split(train=train, val=[text for text, cluster in clustered if cluster in in_val])
+    sides = ([text for text, cluster in clustered if (cluster in in_val) == is_val] for is_val in (False, True))
+    return Split(*sides)
 
 
 def cluster_documents(documents: list[str]) -> list[int]:
-    """For each document the number of the first one it is linked to by shared runs of 13 words; a shorter one is a run
-    itself."""
+    """For each document the first one it is linked to by shared runs of 13 words; a shorter one is a run itself."""
     linked_to = list(range(len(documents)))  # itself, or an earlier one
     first_with: dict[tuple[str, ...], int] = {}
 

@@ -1,7 +1,7 @@
 """Input files as streams of UTF-8: unpacked, read in their encoding, bad bytes replaced where that was asked for.
 
-Everything is done in blocks, so a file of any size takes the same memory. What cannot be decoded stays a byte that is
-not UTF-8 (0xff for other encodings), so that one place, the reader of lines and records, decides about bad text.
+All in blocks, whatever the size. What cannot be decoded stays a byte that is not UTF-8 (0xff for other encodings), so
+that one place, the reader of lines and records, decides about bad text.
 """
 
 import codecs
@@ -17,8 +17,7 @@ from typing import IO, Any
 from paceline.core.errors import ConfigError, DataError, optional_module
 
 BLOCK_BYTES = 1 << 20
-PACKED_BYTES = 1 << 16
-"""Read of a .zst file at a time: what it unpacks to is held."""
+PACKED_BYTES = 1 << 16  # read of a .zst file at a time: what it unpacks to is held
 UNPACKED_BY = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
 PACKINGS = (*UNPACKED_BY, ".zst")
 BAD_BYTES = re.compile("[\udc80-\udcff]+")
@@ -33,7 +32,6 @@ def blocks_of(file: IO[bytes], length: int = sys.maxsize) -> Iterator[bytes]:
 
 
 def unpacked(raw: IO[bytes], packing: str, place: str) -> IO[bytes]:
-    """The file's content; `packing` is one of PACKINGS or empty."""
     if packing == ".zst":
         return io.BufferedReader(_Blocks(_zstd_blocks(raw, _zstd(place))))
     if not packing:
@@ -116,7 +114,6 @@ def _mark_bad(error: UnicodeError) -> tuple[str, int]:
 
 
 def _zstd(place: str) -> Callable[[], Any]:
-    """What makes a decompressor of one frame."""
     try:
         from compression import zstd  # type: ignore[import-not-found, unused-ignore]  # from Python 3.14 on
     except ImportError:

@@ -12,6 +12,7 @@ from paceline.text.byte_streams import check_encoding
 from paceline.text.separator import compile_separator
 
 GPT2_END_OF_TEXT = 50_256
+DATA = Path("data")  # where public data go, and where the records look for theirs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +78,9 @@ class PrepareConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicData:
-    repo: str
-    """A dataset on the Hugging Face hub."""
-    train: str
-    """Pattern of the training files, of which `--shards` takes the first."""
-    val: str | None = None
-    """Pattern of files that are always fetched; None: there are none."""
+    repo: str  # a dataset on the Hugging Face hub
+    train: str  # pattern of the training files, of which `--shards` takes the first
+    val: str | None = None  # pattern of files that are always fetched
     about: str
 
     @property
@@ -95,9 +93,9 @@ def _shards(repo: str, stem: str, about: str) -> PublicData:
     return PublicData(repo=repo, train=f"{stem}_train_*.bin", val=f"{stem}_val_*.bin", about=about)
 
 
-def _text(repo: str, name: str) -> PublicData:
+def _text(name: str) -> PublicData:
     about = f"{name}'s sample of 10 B tokens as text, for `data prepare`"
-    return PublicData(repo=repo, train="sample/10BT/*.parquet", about=about)
+    return PublicData(repo=f"HuggingFaceFW/{name.lower()}", train="sample/10BT/*.parquet", about=about)
 
 
 SHARDS = "GPT-2 tokens in shards of about 100 M"
@@ -105,13 +103,9 @@ PUBLIC = {
     "fineweb10B": _shards("kjj0/fineweb10B-gpt2", "fineweb", f"FineWeb, {SHARDS}: what the records were trained on"),
     "fineweb100B": _shards("kjj0/fineweb100B-gpt2", "fineweb", "ten times as much of it"),
     "fineweb-edu": _shards("kjj0/finewebedu10B-gpt2", "finewebedu", f"FineWeb-Edu, {SHARDS}"),
-    "fineweb10B-text": _text("HuggingFaceFW/fineweb", "FineWeb"),
-    "fineweb-edu-text": _text("HuggingFaceFW/fineweb-edu", "FineWeb-Edu"),
+    "fineweb10B-text": _text("FineWeb"),
+    "fineweb-edu-text": _text("FineWeb-Edu"),
 }
-
-
-def default_folder(name: str) -> Path:
-    return Path("data") / name
 
 
 def matches(file: str, pattern: str) -> bool:
@@ -121,11 +115,10 @@ def matches(file: str, pattern: str) -> bool:
 
 
 def how_to_get(folder: Path) -> str:
-    """What makes the shards of a folder that has none."""
     public = PUBLIC.get(folder.name)
     if public is None or not public.tokenized:
         return "make it with `paceline data prepare`"
-    elsewhere = "" if folder == default_folder(folder.name) else f" --out {folder}"
+    elsewhere = "" if folder == DATA / folder.name else f" --out {folder}"
     return f"`paceline data download {folder.name}{elsewhere}` fetches it"
 
 
@@ -146,4 +139,4 @@ class DownloadConfig:
 
     @property
     def folder(self) -> Path:
-        return default_folder(self.name) if self.out is None else Path(self.out)
+        return DATA / self.name if self.out is None else Path(self.out)

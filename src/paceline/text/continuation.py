@@ -1,9 +1,8 @@
 """How a preparation begins: anew, from where an earlier run stopped, or not at all.
 
-It continues only if the result is what one uninterrupted run would give: the same options, the finished shards as they
-were written, the tokenizer they were made with and, if that was trained here, the same text to train it on. Whether the
-input before the stopping place is still the same is found out while reading it again (`prepare.py`). As long as no
-shard is finished there is nothing to agree with, and it begins anew with whatever options are given.
+It continues only if the result is what one uninterrupted run would give: the same options, finished shards, tokenizer
+and text that it was trained on. Whether the input before the stopping place is the same is found out while reading it
+(`prepare.py`). As long as no shard is finished it begins anew, with whatever options are given.
 """
 
 import contextlib
@@ -33,8 +32,7 @@ from paceline.text.split import plan_split
 from paceline.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from paceline.text.tokenizer import GPT2, Tokenizer, identity_of, load_tokenizer, train_tokenizer
 
-FOREIGN = (TOKENIZER_FILE, "config.json", "card.json")
-"""What the folder of a run or of an exported model holds."""
+FOREIGN = (TOKENIZER_FILE, "config.json", "card.json")  # what the folder of a run or of an exported model holds
 TRAINING_BYTES = 64 << 20
 """Text that a tokenizer is trained on, from the start of the training side; more changes few merges."""
 
@@ -53,10 +51,7 @@ def begin(folder: Path, config: PrepareConfig, sources: list[Source]) -> Dataset
         for unlisted in _shard_files(folder, found.options.name):  # its run ended before the manifest knew it
             unlisted.unlink()
     if strangers := sorted(_shard_files(folder, config.name)):
-        raise DataError(
-            f"{strangers[0]}: there already, and no {FILE_NAME} accounts for it; use another --out or --name, or "
-            f"--overwrite to delete it"
-        )
+        raise stranger(strangers[0], "use another --out or --name, or --overwrite to delete it")
     split = _plan(config, sources)
     tokenizer, training_text = _make_tokenizer(config, sources, split)
     made = identity_of(tokenizer) if tokenizer else GPT2
@@ -70,13 +65,13 @@ def begin(folder: Path, config: PrepareConfig, sources: list[Source]) -> Dataset
 
 def _refuse_foreign(folder: Path) -> None:
     """Refuse a folder that holds a run or an exported model, which would lose its tokenizer to the data's."""
-    if (folder / FILE_NAME).exists():
-        return
-    if stranger := next((path for name in FOREIGN if (path := folder / name).exists()), None):
-        raise DataError(
-            f"{stranger}: there already, and no {FILE_NAME} accounts for it; the folder is not one of prepared data, "
-            f"use another --out"
-        )
+    found = [path for name in FOREIGN if (path := folder / name).exists()]
+    if found and not (folder / FILE_NAME).exists():
+        raise stranger(found[0], "the folder is not one of prepared data, use another --out")
+
+
+def stranger(path: Path, cure: str) -> DataError:
+    return DataError(f"{path}: there already, and no {FILE_NAME} accounts for it; {cure}")
 
 
 def _check_continuation(folder: Path, found: DatasetManifest, config: PrepareConfig, sources: list[Source]) -> None:
@@ -85,11 +80,9 @@ def _check_continuation(folder: Path, found: DatasetManifest, config: PrepareCon
     if before.skip_bad:  # said by an older version, too, which had no --on-bad-text
         before = dataclasses.replace(before, on_bad_text="skip-line")
     if changed := changes(before, _options(config)):
-        first = changed[0]
-        raise ConfigError(
-            f"--{first.field.replace('_', '-')} {first.after}: {folder / FILE_NAME} was begun with {first.before}; "
-            f"use that, another --out, or begin again with --overwrite"
-        )
+        flag, begun = changed[0].field.replace("_", "-"), f"{folder / FILE_NAME} was begun with {changed[0].before}"
+        cure = "use that, another --out, or begin again with --overwrite"
+        raise ConfigError(f"--{flag} {changed[0].after}: {begun}; {cure}")
     for shard in found.shards:
         path = folder / shard.file
         if not path.exists() or blake2b_of(path) != shard.blake2b:
@@ -101,17 +94,12 @@ def _check_continuation(folder: Path, found: DatasetManifest, config: PrepareCon
         raise input_changed(folder, "other documents would go to validation")
     expected = found.tokenizer.training_text
     if expected and _hash_of(_training_text(config, sources, found.splits_by, reader_of(config, found))) != expected:
-        raise DataError(
-            f"{folder / FILE_NAME}: the text that its tokenizer was trained on has changed; give the old input, "
-            f"another --out, or begin again with --overwrite"
-        )
+        raise input_changed(folder, what="the text that its tokenizer was trained on")
 
 
-def input_changed(folder: Path, how: str) -> DataError:
-    return DataError(
-        f"{folder / FILE_NAME}: the input has changed, {how}; give the old input, another --out, or begin again with "
-        f"--overwrite"
-    )
+def input_changed(folder: Path, how: str = "", what: str = "the input") -> DataError:
+    changed = f"{folder / FILE_NAME}: {what} has changed{how and f', {how}'}"
+    return DataError(f"{changed}; give the old input, another --out, or begin again with --overwrite")
 
 
 def reader_of(config: PrepareConfig, manifest: DatasetManifest | None = None) -> Reader:
@@ -131,14 +119,10 @@ def reader_of(config: PrepareConfig, manifest: DatasetManifest | None = None) ->
 
 
 def _plan(config: PrepareConfig, sources: list[Source]) -> ValSplit:
-    """The hash alone decides where the input cannot be looked at beforehand, or need not. Of the hub the first rows are
-    looked at, since they are fetched for it."""
+    """The hash alone decides where the input cannot or need not be looked at beforehand. Of the hub first rows are."""
     share, reader = config.val_share, reader_of(config)
-    if (
-        share == 0
-        or any(source.only_once or source.side for source in sources)
-        or reader.hash_is_enough(sources, share)
-    ):
+    no_look = share == 0 or any(source.only_once or source.side for source in sources)
+    if no_look or reader.hash_is_enough(sources, share):
         return ValSplit(share=share)
     return plan_split(reader.documents(sources), share, until_enough=any(source.kind == "hf" for source in sources))
 
@@ -146,8 +130,7 @@ def _plan(config: PrepareConfig, sources: list[Source]) -> ValSplit:
 def _make_tokenizer(
     config: PrepareConfig, sources: list[Source], split: ValSplit
 ) -> tuple[Tokenizer | None, str | None]:
-    """The tokenizer, and the hash of the text it was trained on, if it was. None: ids are of GPT-2's, whose files are
-    not here."""
+    """The tokenizer, None for ids of a GPT-2 whose files are not here, and the hash of the text it was trained on."""
     if config.ids_of == "gpt2":
         with contextlib.suppress(PacelineError):
             return load_tokenizer(None, "gpt2"), None
@@ -185,12 +168,10 @@ def _hash_of(texts: Iterable[bytes]) -> str:
 
 
 def _options(config: PrepareConfig) -> Options:
-    names = [field.name for field in dataclasses.fields(Options)]
-    said = Options(**{name: getattr(config, name) for name in names})
+    said = {field.name: getattr(config, field.name) for field in dataclasses.fields(Options)}
     bad = "skip-line" if config.skip_bad else config.on_bad_text
-    return dataclasses.replace(
-        said, skip_bad=bad == "skip-line", on_bad_text=bad, encoding=check_encoding(config.encoding)
-    )
+    clear = {"skip_bad": bad == "skip-line", "on_bad_text": bad, "encoding": check_encoding(config.encoding)}
+    return Options(**said | clear)
 
 
 def _shard_files(folder: Path, name: str) -> list[Path]:
@@ -198,8 +179,8 @@ def _shard_files(folder: Path, name: str) -> list[Path]:
 
 
 def _clear(folder: Path, name: str) -> None:
-    """Delete what a run of ours wrote. The manifest goes before the shards, so that it never lists what is gone, and
-    after the tokenizer, which alone would look like another's."""
+    """Delete what a run of ours wrote; the manifest before the shards, which it lists, and after the tokenizer, which
+    alone would look like another's."""
     names = {name}
     with contextlib.suppress(DataError):  # a damaged manifest is what --overwrite may be for
         names |= {found.options.name} if (found := read_dataset(folder)) else set()
@@ -221,7 +202,5 @@ def only_writer(folder: Path, flag: str = "--out ") -> Iterator[None]:
         with lock.only_writer(folder, busy):
             yield
     except OSError as error:
-        raise PacelineError(
-            f"{flag}{folder}: cannot be written ({error.strerror or error}); what is finished is kept, make room and "
-            f"run the same command again to continue"
-        ) from error
+        cure = "what is finished is kept, make room and run the same command again to continue"
+        raise PacelineError(f"{flag}{folder}: cannot be written ({error.strerror or error}); {cure}") from error

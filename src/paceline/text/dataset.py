@@ -51,10 +51,8 @@ def _open_folder(folder: Path, data: DataConfig, vocab_size: int) -> Dataset:
 
 def check_end_of_text(data: DataConfig, found: Identity) -> None:
     if found.end_of_text != data.end_of_text:
-        raise ConfigError(
-            f"--data.end-of-text {data.end_of_text}: the documents in {data.dir} are opened by token "
-            f"{found.end_of_text}; use that"
-        )
+        opened = f"the documents in {data.dir} are opened by token {found.end_of_text}"
+        raise ConfigError(f"--data.end-of-text {data.end_of_text}: {opened}; use that")
 
 
 def open_corpus(folder: Path, pattern: str, vocab_size: int) -> Corpus:
@@ -63,15 +61,11 @@ def open_corpus(folder: Path, pattern: str, vocab_size: int) -> Corpus:
     try:
         paths = sorted(path for path in folder.glob(pattern) if path.is_file())
     except (ValueError, NotImplementedError) as error:
-        raise DataError(
-            f"{folder}: {pattern!r} is no pattern of files ({error}); change the pattern (--data.train, --data.val)"
-        ) from None
+        why = f"{pattern!r} is no pattern of files ({error})"
+        raise DataError(f"{folder}: {why}; change the pattern (--data.train, --data.val)") from None
     if not paths:
-        others = len(list(folder.glob("*.bin")))
-        raise DataError(
-            f"{folder}: no shard matches {pattern!r} ({others} other .bin files there); change the pattern "
-            f"(--data.train, --data.val), or {how_to_get(folder)}"
-        )
+        none = f"no shard matches {pattern!r} ({len(list(folder.glob('*.bin')))} other .bin files there)"
+        raise DataError(f"{folder}: {none}; change the pattern (--data.train, --data.val), or {how_to_get(folder)}")
     shards = tuple(map(open_or_convert, paths))
     for shard in shards:
         check_vocabulary(shard, vocab_size)
@@ -94,9 +88,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_made_with(identity: Collection[str], called: str, shards: Iterable[Shard]) -> None:
-    """Raise DataError if a shard says that another tokenizer made it: that one's byte lengths would give wrong bits per
-    byte, or none for ids past its end."""
+    """Raise DataError if a shard says that another tokenizer made it: bits per byte would be wrong."""
     if other := made_with_another(shards, identity):
-        raise DataError(
-            f"{called}: not the tokenizer that {other.path} was made with; put that one back or prepare the data again"
-        )
+        wrong = f"{called}: not the tokenizer that {other.path} was made with"
+        raise DataError(f"{wrong}; put that one back or prepare the data again")

@@ -1,10 +1,8 @@
 """Public data from the Hugging Face hub into a folder, every file whole and of the right hash, or not noted.
 
-huggingface-hub moves the bytes: it takes up a broken connection where it broke and puts a file in its place only when
-it is whole. Ours is what it leaves to others: choosing files, asking for the disk space before the first byte, the
-SHA-256 that the hub's listing states, and a manifest beside each shard, by which `data verify` checks it and a run
-opens it without reading it. `download.json` notes each file that was found right, so the same command goes on after
-whatever ended it; what a kill costs is the file in progress.
+huggingface-hub moves the bytes. Ours is what it leaves to others: choosing files, asking for disk space before the
+first byte, the SHA-256 of the hub's listing, and a manifest beside each shard. `download.json` notes each file that was
+found right, so the same command goes on after whatever ended it; a kill costs the file in progress.
 """
 
 import errno
@@ -31,12 +29,11 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCE
 """Of an OSError that is about the folder; the others are about the network."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RemoteFile:
     name: str
     bytes: int
-    sha256: str | None = None
-    """None: the hub states no hash, as for small files."""
+    sha256: str | None = None  # None: the hub states no hash, as for small files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +101,10 @@ def choose(listed: list[RemoteFile], public: PublicData, shards: int | None) -> 
 
 
 def check_space(folder: Path, needed: int) -> None:
-    """Raise if the disk has less than `needed` bytes to give."""
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise PacelineError(
-            f"{folder}: {human_bytes(needed)} are to be fetched and {human_bytes(free)} are free; make room, or take "
-            f"less with --shards"
-        )
+        need = f"{human_bytes(needed)} are to be fetched and {human_bytes(free)} are free"
+        raise PacelineError(f"{folder}: {need}; make room, or take less with --shards")
 
 
 def check_file(path: Path, file: RemoteFile) -> None:
@@ -125,7 +119,6 @@ def check_file(path: Path, file: RemoteFile) -> None:
 
 
 def _describe_shard(path: Path) -> None:
-    """Write the manifest of a shard of GPT-2 tokens, as `data prepare` would have."""
     manifest_path(path).unlink(missing_ok=True)
     shard = open_shard(path)
     documents = len(positions_of(shard, GPT2_END_OF_TEXT))
@@ -134,12 +127,9 @@ def _describe_shard(path: Path) -> None:
 
 def _still_there(folder: Path, wanted: list[RemoteFile]) -> list[RemoteFile]:
     """Of the wanted files those that were found right before and are not gone."""
-    path = folder / FILE_NAME
-    if not path.exists():
-        return []
     try:
-        noted = set(from_dict(Download, read_json(path)).files)
-    except ConfigError:  # the files are then looked at again
+        noted = set(from_dict(Download, read_json(folder / FILE_NAME)).files)
+    except ConfigError:  # there is none, or it is damaged: the files are looked at again
         return []
     kept = [file for file in wanted if file in noted and (folder / file.name).is_file()]
     return [file for file in kept if (folder / file.name).stat().st_size == file.bytes]
@@ -151,14 +141,10 @@ def _endpoint() -> str | None:
 
 
 def _listing(hub: Any, public: PublicData) -> tuple[str, list[RemoteFile]]:
-    """The newest revision of the dataset and its files."""
     with _naming_network(public.repo):
         info = hub.HfApi(endpoint=_endpoint()).dataset_info(public.repo, files_metadata=True, timeout=30)
-    files = [
-        RemoteFile(name=each.rfilename, bytes=each.size or 0, sha256=each.lfs.sha256 if each.lfs else None)
-        for each in info.siblings
-    ]
-    return info.sha, files
+    files = ((each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else None) for each in info.siblings)
+    return info.sha, [RemoteFile(*file) for file in files]
 
 
 def _fetch(hub: Any, noted: Download, file: RemoteFile, folder: Path, on_bytes: Callable[[int], None]) -> None:
@@ -182,15 +168,12 @@ def _fetch(hub: Any, noted: Download, file: RemoteFile, folder: Path, on_bytes: 
 
 @contextmanager
 def _naming_network(repo: str) -> Iterator[None]:
-    """One line for whatever a network does: the library raises errors of its own, of the system and of an HTTP library
-    that is another one in each of its generations."""
+    """One line for whatever a network does: errors of the library, of the system and of HTTP libraries."""
     try:
         yield
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             raise
-        said = (str(error).splitlines() or [""])[0]
-        raise PacelineError(
-            f"{_endpoint() or 'https://huggingface.co'}: {repo} cannot be fetched ({type(error).__name__}: {said}); "
-            f"with a network, run the same command again to continue"
-        ) from error
+        said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        failed = f"{_endpoint() or 'https://huggingface.co'}: {repo} cannot be fetched ({said})"
+        raise PacelineError(f"{failed}; with a network, run the same command again to continue") from error

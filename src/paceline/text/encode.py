@@ -1,9 +1,8 @@
 """Chunks of text to token ids in several processes, results in the order of the chunks.
 
-Processes, not threads: encoding releases the interpreter's lock, but reading, JSON and joining hold it. 100 MB become
-shards at 25 MB/s on two cores, starting the processes included: 1.03 times the rate of tiktoken's own thread pool,
-which only encodes (benchmarks/results/prepare-throughput.json). They are spawned, never forked. A worker ends when its
-parent does, even by kill -9: the pool alone would leave it waiting for ever.
+Processes, not threads: reading, JSON and joining hold the interpreter's lock. 100 MB become shards at 25 MB/s on two
+cores, 1.03 times the rate of tiktoken's own thread pool, which only encodes. They are spawned, never forked. A worker
+ends when its parent does, even by kill -9: the pool alone would leave it waiting for ever.
 """
 
 import multiprocessing
@@ -27,8 +26,7 @@ from paceline.text.sources import Piece
 from paceline.text.split import Side
 from paceline.text.tokenizer import Tokenizer, load_tokenizer
 
-CHUNKS_IN_FLIGHT_PER_WORKER = 3
-"""Enough that a worker never waits for the reader; each holds about 1 MiB."""
+CHUNKS_IN_FLIGHT_PER_WORKER = 3  # enough that a worker never waits for the reader; each holds about 1 MiB
 
 Encoded = dict[Side, np.ndarray]
 
@@ -59,8 +57,7 @@ def encode_pieces(tokenizer: Tokenizer | TokenizerEntry, pieces: list[Piece]) ->
 def encode_in_order(
     chunks: Iterable[Chunk], folder: Path, named: str | TokenizerEntry, workers: int
 ) -> Generator[tuple[Chunk, Encoded]]:
-    """Each chunk with its tokens, by the tokenizer that `folder` carries or, where chunks hold ids, of this entry. One
-    worker means this process."""
+    """Each chunk with its tokens, by the tokenizer that `folder` carries or, where chunks hold ids, of this entry."""
     if workers == 1 or not isinstance(named, str):
         tokenizer = load_tokenizer(folder, named) if isinstance(named, str) else named
         for chunk in chunks:
@@ -71,10 +68,8 @@ def encode_in_order(
     try:
         yield from _encode_in_pool(pool, chunks, limit=workers * CHUNKS_IN_FLIGHT_PER_WORKER)
     except BrokenProcessPool:
-        raise PacelineError(
-            "a tokenizing process was ended from outside (memory?); run the same command again to continue, "
-            "with fewer --workers if it was memory"
-        ) from None
+        cure = "run the same command again to continue, with fewer --workers if it was memory"
+        raise PacelineError(f"a tokenizing process was ended from outside (memory?); {cure}") from None
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -93,8 +88,7 @@ def _encode_in_pool(pool: ProcessPoolExecutor, chunks: Iterable[Chunk], limit: i
         yield first, future.result() if future else none
 
 
-_worker_tokenizer: Tokenizer | None = None
-"""Set once in each worker process; unused in the parent."""
+_worker_tokenizer: Tokenizer | None = None  # set once in each worker process; unused in the parent
 
 
 def _start_worker(folder: Path, name: str) -> None:

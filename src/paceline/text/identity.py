@@ -1,10 +1,7 @@
 """Which tokenizer made the data of a run: the one place where a config gets end of text, vocabulary and tokenizer.
 
-A preset names the three together. Where they are of another tokenizer than the data's, the data's take their place,
-except for what the user states; where they are of the same, they stay, also a vocabulary that is padded. Asked are the
-tokenizer beside the shards, dataset.json, the shards' manifests, a tokenizer named by its path, and last the ids of the
-first shard: where 50,256, GPT-2's end of text, is the largest and opens it, they are GPT-2's. This takes milliseconds
-and no torch, before ranks meet and compare their settings. A run that is resumed keeps what it began with.
+docs/data.md has the rule. It takes milliseconds and no torch, before ranks meet and compare their settings. A run that
+is resumed keeps what it began with.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,11 +34,11 @@ def following(
     """`config` with tokenizer, end of text and vocabulary of the data that it is to read. `stated`: the settings that
     the user gives, by dotted names; they are put on top of the result by the caller. `tell` gets a line on what has
     become other than it was. Data that are not there change nothing."""
-    there = config.data
-    said = [str(stated.get(f"data.{leaf}", getattr(there, leaf))) for leaf in ("dir", "train", "tokenizer")]
+    names = ("dir", "train", "tokenizer")
+    folder, train, tokenizer = (str(stated.get(f"data.{name}", getattr(config.data, name))) for name in names)
     end = str(stated.get("data.end_of_text", ""))
-    opener = int(end) if end.isdecimal() else there.end_of_text
-    data = replace(there, dir=said[0], train=said[1], tokenizer=said[2], end_of_text=opener)
+    opener = int(end) if end.isdecimal() else config.data.end_of_text
+    data = replace(config.data, dir=folder, train=train, tokenizer=tokenizer, end_of_text=opener)
     found = _find(data, by_name=True)
     if found is None:
         if _first_shard(data) is not None and "data.end_of_text" not in stated:
@@ -77,7 +74,6 @@ def check_identity(config: RunConfig) -> None:
 
 
 def _is_same(path: str, found: Identity) -> bool:
-    """Whether the tokenizer at a path is the one that was found."""
     if not is_path(path):
         return False
     named = load_tokenizer(None, path)

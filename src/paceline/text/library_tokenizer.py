@@ -1,10 +1,9 @@
 """Tokenizers that other programs wrote: what `save_pretrained` leaves, a tokenizer.json of the tokenizers library, or
 the two files that GPT-2 was published as (vocab.json and merges.txt, first called encoder.json and vocab.bpe).
 
-Only byte-level BPEs are read, since their tokens stand for bytes: every text comes back and bits per byte have a
-meaning. End-of-text is what tokenizer_config.json calls the end of sequence, else a token of a usual name. What spells
-a special token in a text stays text, and no space is put before a text. A normaliser is kept, so of a text that it
-changes the changed one comes back. GPT-2's own vocabulary, however it is stored, is the tokenizer gpt2.
+Only byte-level BPEs are read: every text comes back, and bits per byte have a meaning. What spells a special token in a
+text stays text, and no space is put before a text. A normaliser is kept, so of a text that it changes the changed one
+comes back. GPT-2's own vocabulary, however it is stored, is the tokenizer gpt2.
 """
 
 import json
@@ -22,6 +21,7 @@ from paceline.text.tokenizer import (
     TiktokenTokenizer,
     Tokenizer,
     byte_letters,
+    bytes_of,
     check_size,
     fingerprint_of,
 )
@@ -31,8 +31,6 @@ USUAL_ENDS = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[EOS]")
 
 
 class LibraryTokenizer(Tokenizer):
-    """A byte-level BPE as the tokenizers library has it."""
-
     def __init__(self, name: str, library: dict[str, Any], end_of_text: int) -> None:
         """`library` is a whole tokenizer.json."""
         import tokenizers
@@ -82,7 +80,6 @@ def read_vocabulary_files(folder: Path) -> Tokenizer | None:
 
 
 def _library_of(vocabulary: Path, merges: Path) -> dict[str, Any]:
-    """The two files as a tokenizer.json."""
     ids = read_json(vocabulary)
     lines = merges.read_text(encoding="utf-8").split("\n")
     pairs = [line for line in lines if line.strip() and not line.startswith("#version")]
@@ -100,11 +97,10 @@ def _library_of(vocabulary: Path, merges: Path) -> dict[str, Any]:
 
 def gpt2_of(vocabulary: dict[str, int]) -> TiktokenTokenizer:
     """GPT-2's tokenizer from its vocabulary; the order of ids is that of the merges."""
-    byte_of = {letter: value for value, letter in byte_letters().items()}
     tiktoken = tiktoken_module()
     from tiktoken_ext.openai_public import r50k_pat_str
 
-    ranks = {bytes(map(byte_of.__getitem__, word)): rank for word, rank in vocabulary.items() if word != END_OF_TEXT}
+    ranks = {bytes_of(word): rank for word, rank in vocabulary.items() if word != END_OF_TEXT}
     special = {END_OF_TEXT: len(ranks)}
     encoding = tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special)
     return TiktokenTokenizer("gpt2", encoding)
@@ -128,14 +124,9 @@ def _ids_of(library: dict[str, Any]) -> dict[str, int]:
 
 
 def _token_bytes(vocabulary: dict[str, int], added: dict[int, str], end_of_text: int) -> list[bytes]:
-    byte_of = {letter: value for value, letter in byte_letters().items()}
-    table = [b""] * (max(*vocabulary.values(), *added, end_of_text) + 1)
-    for word, index in vocabulary.items():
-        if index not in added and index != end_of_text:
-            table[index] = bytes(map(byte_of.__getitem__, word))
-    for index, word in added.items():
-        table[index] = b"" if index == end_of_text else word.encode()
-    return table
+    found = {index: bytes_of(word) for word, index in vocabulary.items() if index not in {*added, end_of_text}}
+    found |= {index: word.encode() for index, word in added.items()} | {end_of_text: b""}
+    return [found.get(index, b"") for index in range(max(found) + 1)]
 
 
 def _without_added_space(part: Any) -> Any:

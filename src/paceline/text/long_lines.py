@@ -1,8 +1,7 @@
 """JSON too long for memory, a line or a file: texts go to a temporary file, everything else is checked and dropped.
 
-Python's reader takes a line whole, and that and the text made of it are several times the line; a gzip file of 1 MB may
-hold one of 1 GB. Here a line is read in blocks, once, at 60 MB/s, and what is held does not depend on its length. The
-answers are those of `sources.parse_line`.
+Python's reader takes a line whole, and a gzip file of 1 MB may hold one of 1 GB. Here it is read in blocks, once, at 60
+MB/s, and what is held does not depend on its length. The answers are those of `records.parse_line`.
 """
 
 import codecs
@@ -17,10 +16,8 @@ from paceline.core.errors import DataError
 from paceline.text import records
 from paceline.text.records import LongTextOrProblem, TextOrProblem
 
-LONGEST_HELD = 4096
-"""Characters of a key or a number."""
-LONGEST_TEXT = 4 << 20
-"""Bytes of a text that stays in memory."""
+LONGEST_HELD = 4096  # characters of a key or a number
+LONGEST_TEXT = 4 << 20  # bytes of a text that stays in memory
 DECODER = json.JSONDecoder()
 SPACE = re.compile(r"[ \t\n\r]*")
 SCALAR = re.compile(r"[-+.\w]*")
@@ -31,8 +28,7 @@ IN_STRING = re.compile(
 
 
 def spool_text(blocks: Iterator[bytes], field: str) -> LongTextOrProblem:
-    """The field of the line as a file at its start, or what is wrong with the line; neither of a blank line. The caller
-    closes the file."""
+    """The field of the line as a file, which the caller closes, or what is wrong with it; neither of a blank line."""
     line = _Json(codecs.iterdecode(blocks, "utf-8"), records.checked_text)
     try:
         return line.text_of(field, alone=True) if line.peek() else (None, None)
@@ -103,14 +99,12 @@ class _Json:
 
     def whole_object(self) -> dict[str, Any] | None:
         """The next value, if it is an object of which all has been read: many times faster."""
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             value, end = DECODER.raw_decode(self.buffer, self.at)
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(value, dict):
-            return None
-        self.at = end
-        return value
+            if isinstance(value, dict):
+                self.at = end
+                return value
+        return None
 
     def skip(self) -> Any:
         """Check and drop the next value; an empty one of its type."""
@@ -205,7 +199,5 @@ def _write(spool: IO[str], text: str) -> None:
     try:
         spool.write(text)
     except OSError as error:
-        raise DataError(
-            f"{tempfile.gettempdir()}: no room for the text of a line that is too long for memory ({error.strerror}); "
-            f"set TMPDIR to a folder with room"
-        ) from None
+        full = f"no room for the text of a line that is too long for memory ({error.strerror})"
+        raise DataError(f"{tempfile.gettempdir()}: {full}; set TMPDIR to a folder with room") from None

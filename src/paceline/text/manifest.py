@@ -1,7 +1,7 @@
 """`dataset.json`: what a prepared folder holds, and how far its preparation has come.
 
-One file serves both, so that it cannot disagree with itself: it is written before the first shard, after every shard,
-and at the end with `complete` set. It holds no time and no machine, so equal data have equal files.
+It is written before the first shard, after every shard, and at the end with `complete` set. It holds no time and no
+machine, so equal data have equal files.
 """
 
 from dataclasses import dataclass
@@ -13,14 +13,11 @@ from paceline.core.schema import from_dict, read_json, to_dict
 
 FILE_NAME = "dataset.json"
 FORMAT = 1
-LOUD_SHARE = 0.01
-"""Lost text beyond this part is a warning."""
+LOUD_SHARE = 0.01  # lost text beyond this part is a warning
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The choices that the shards depend on."""
-
     name: str
     tokenizer: str
     field: str
@@ -36,14 +33,9 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class ValSplit:
-    """Which documents validate."""
-
-    share: float
-    """Those whose hash, as a fraction of 2^64, is below."""
-    cut: str | None = None
-    """Hash of the one document whose end does, in hex digits."""
-    cut_at: int = 0
-    """Bytes of it that stay in training, up to the end of a line or word."""
+    share: float  # those whose hash, as a fraction of 2^64, is below
+    cut: str | None = None  # hash of the one document whose end does, in hex digits
+    cut_at: int = 0  # bytes of it that stay in training, up to the end of a line or word
     cut_bytes: int = 0
 
 
@@ -53,8 +45,7 @@ class TokenizerEntry:
     fingerprint: str
     vocab_size: int
     end_of_text: int
-    training_text: str | None
-    """Hash of the text it was trained on; None for one that was not trained here."""
+    training_text: str | None  # hash of the text it was trained on; None for one that was not trained here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +75,8 @@ class Position:
 class Progress:
     """How far the input was consumed when the last shard was written."""
 
-    chunks: int = 0
-    """Chunks of input read."""
-    digest: str = ""
-    """Hash over those chunks, by which a changed input is found out."""
+    chunks: int = 0  # chunks of input read
+    digest: str = ""  # hash over those chunks, by which a changed input is found out
     train: Position = Position()
     val: Position = Position()
 
@@ -106,17 +95,12 @@ class DatasetManifest:
     shards: tuple[ShardEntry, ...] = ()
     progress: Progress = Progress()
     sources: tuple[SourceEntry, ...] = ()
-    text_bytes: int = 0
-    """Bytes of text, without the end-of-text tokens; this and `skipped` are known when complete."""
-    skipped: int = 0
-    """Bad records left out."""
-    skipped_lines: int = 0
-    """Bad lines of text files left out."""
+    text_bytes: int = 0  # bytes of text, without the end-of-text tokens; this and `skipped` are known when complete
+    skipped: int = 0  # bad records left out
+    skipped_lines: int = 0  # bad lines of text files left out
     skipped_line_bytes: int = 0
-    replaced_bytes: int = 0
-    """Bad bytes that were replaced by U+FFFD."""
-    other_files: int = 0
-    """Files of the input folders that were not read, `other_names` the first of them."""
+    replaced_bytes: int = 0  # bad bytes that were replaced by U+FFFD
+    other_files: int = 0  # files of the input folders that were not read, `other_names` the first of them
     other_names: tuple[str, ...] = ()
 
     @property
@@ -133,7 +117,6 @@ class DatasetManifest:
 
     @property
     def lost_much(self) -> str | None:
-        """What to say loudly of a preparation that lost much."""
         if self.lost_share <= LOUD_SHARE:
             return None
         encoding, field = self.options.encoding, self.options.field
@@ -155,7 +138,6 @@ class DatasetManifest:
 
 
 def read_dataset(folder: Path) -> DatasetManifest | None:
-    """The folder's manifest, or None where there is none."""
     path = folder / FILE_NAME
     if not path.exists():
         return None

@@ -1,11 +1,10 @@
 """Text to shards, in several processes, restartable at any moment.
 
 The input is read in order, as chunks of about 1 MiB; processes encode chunks, this one joins the results in order, so
-neither the number of processes nor a restart changes a byte. Every document is opened by end-of-text and
-shards are cut at exactly `shard_tokens`, through documents, as llm.c's are. A shard appears under its name only when
-whole, then `dataset.json` notes it together with the place in the input that follows it. After a kill the input is
-read again but only what no finished shard holds is encoded; a hash over what was consumed tells whether it is still
-the same input. The unfinished shard in memory is what a kill costs.
+neither the number of processes nor a restart changes a byte. Shards are cut at exactly `shard_tokens`, through
+documents, as llm.c's are. A shard appears under its name only when whole, then `dataset.json` notes it together with
+the place in the input that follows. After a kill the input is read again, but only what no finished shard holds is
+encoded; a hash over what was consumed tells whether it is the same input.
 """
 
 import contextlib
@@ -36,19 +35,15 @@ from paceline.text.sources import Piece, Reader, Source, cut_ids, cut_lone_text,
 from paceline.text.split import Side
 
 CHUNK_BYTES = 1 << 20
-SMALL_INPUT_BYTES = 8 << 20
-"""Below this, starting processes (0.5 s) costs more than they save."""
+SMALL_INPUT_BYTES = 8 << 20  # below this, starting processes (0.5 s) costs more than they save
 OTHERS_NAMED = 10
 FIRST_NUMBER: dict[Side, int] = {"train": 1, "val": 0}
 
 
 @dataclass(frozen=True)
 class Status:
-    """How far a preparation is, for whoever shows it."""
-
     bytes_read: int
-    bytes_total: int
-    """0 when the input's size is not known."""
+    bytes_total: int  # 0 when the input's size is not known
     tokens: int
     shards: int
 
@@ -99,8 +94,6 @@ def read_chunks(pieces: Iterable[Piece]) -> Iterator[Chunk]:
 
 
 class _Side:
-    """One side's tokens on their way into shards."""
-
     def __init__(self, side: Side, position: Position) -> None:
         self.side: Side = side
         self.position = position
@@ -113,7 +106,6 @@ class _Side:
         self.waiting += len(fresh)
 
     def take(self, count: int) -> np.ndarray:
-        """The first `count` waiting tokens; the rest keeps waiting."""
         joined = np.concatenate(self._parts)
         self._parts, self.waiting = [joined[count:]], len(joined) - count
         return joined[:count]
@@ -183,8 +175,7 @@ class _Run:
         self.on_progress(Status(self.reader.bytes_read, total, tokens, len(self.manifest.shards)))
 
     def finish(self, others: list[str]) -> DatasetManifest:
-        """Write each side's last, shorter shard, and the manifest that closes the dataset. `others`: files beside the
-        input that were not read."""
+        """Write each side's last shard, and the manifest with `complete` set. `others`: files that were not read."""
         if self.chunks_read < self.before.chunks:
             raise input_changed(self.folder, "it has become shorter")
         if self.manifest.complete:

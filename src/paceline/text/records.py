@@ -12,26 +12,22 @@ from paceline.text.byte_streams import BAD_BYTES
 
 HUB_PREFIX = "hf:"
 ROWS_AT_ONCE = 1024
-LONGEST_CSV_FIELD = 64 << 20
-"""A quotation mark without its partner takes all that follows for one field, up to this."""
+LONGEST_CSV_FIELD = 64 << 20  # a quotation mark without its partner takes all that follows for one field, up to this
 NAMES_SHOWN = 10
 FIELD_CURE = "choose one with --field"
-TextOrProblem = tuple[str | None, str | None]
-"""The text of a record, or what is wrong with it; neither of a blank line."""
-LongTextOrProblem = tuple[IO[str] | None, str | None]
-"""The same where the text is a file."""
+TextOrProblem = tuple[str | None, str | None]  # the text of a record, or what is wrong with it; neither of a blank line
+LongTextOrProblem = tuple[IO[str] | None, str | None]  # the same where the text is a file
 
 
 def parse_line(line: bytes, field: str) -> TextOrProblem:
     if not line.strip():
         return None, None
     try:
-        record = json.loads(line.decode())
+        return text_of(json.loads(line.decode()), field)
     except UnicodeDecodeError as error:
         return None, not_utf8(error.object[error.start])
     except (ValueError, RecursionError) as error:
         return None, f"not JSON ({error})"
-    return text_of(record, field)
 
 
 def checked_text(value: Any, field: str) -> TextOrProblem:
@@ -98,13 +94,13 @@ def column_values(path: Path, kind: str, field: str) -> Iterator[Any]:
             if kind == "parquet":
                 file = parquet.ParquetFile(source)
                 names, batches = file.schema_arrow.names, file.iter_batches(ROWS_AT_ONCE, columns=[field])
+            elif source.read(6) == b"ARROW1":
+                file = pyarrow.ipc.open_file(source)
+                names, batches = file.schema.names, map(file.get_batch, range(file.num_record_batches))
             else:
-                is_file = source.read(6) == b"ARROW1"
                 source.seek(0)
-                file = (pyarrow.ipc.open_file if is_file else pyarrow.ipc.open_stream)(source)
-                names, batches = file.schema.names, file
-                if is_file:
-                    batches = map(file.get_batch, range(file.num_record_batches))
+                batches = pyarrow.ipc.open_stream(source)
+                names = batches.schema.names
             if field not in names:
                 raise DataError(f"{path}: no column {field!r}; it has {', '.join(names)}, {FIELD_CURE}")
             for batch in batches:
@@ -125,7 +121,6 @@ def _values(pyarrow: Any, column: Any) -> list[Any]:
 
 
 def parse_stream(given: str) -> tuple[str, str | None, str]:
-    """Name, config and split."""
     name, *rest = given.removeprefix(HUB_PREFIX).split(":")
     if not name or len(rest) > 2 or not all(rest):
         raise DataError(f"{given}: not a dataset; write hf:NAME, hf:NAME:CONFIG or hf:NAME:CONFIG:SPLIT")
@@ -141,15 +136,12 @@ def hub_rows(given: str) -> Iterator[dict[str, Any]]:
     try:
         yield from datasets.load_dataset(name, config, split=split, streaming=True)
     except Exception as error:  # of datasets, fsspec or one of three HTTP libraries
-        said = (str(error).splitlines() or [""])[0]
-        raise DataError(
-            f"{given}: cannot be read to its end ({type(error).__name__}: {said}); check name and network, then run "
-            f"the same command again to continue"
-        ) from error
+        said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        cure = "check name and network, then run the same command again to continue"
+        raise DataError(f"{given}: cannot be read to its end ({said}); {cure}") from error
 
 
 def bad_byte(text: str) -> str | None:
-    """What is wrong with a text in which "surrogateescape" kept bytes."""
     found = BAD_BYTES.search(text)
     return not_utf8(ord(found.group()[0]) - 0xDC00) if found else None
 

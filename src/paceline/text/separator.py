@@ -1,8 +1,8 @@
 """Where documents part inside a text file (`--document-separator`), found in a stream of any length."""
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
-from itertools import groupby
 
 from paceline.core.errors import ConfigError
 
@@ -11,8 +11,7 @@ EXPRESSION = "re:"
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "\\": "\\"}
 LONGEST_CHARS = 1 << 16
 """A separator may be so long, look so far ahead, and is searched for that much before the end of what has been read."""
-BEHIND_CHARS = 256
-"""Text before the place of the search that an expression sees: `^` and looking behind need it."""
+BEHIND_CHARS = 256  # text before the place of the search that an expression sees: `^` and looking behind need it
 
 
 def compile_separator(given: str) -> re.Pattern[str]:
@@ -38,7 +37,7 @@ def compile_separator(given: str) -> re.Pattern[str]:
 
 def split_documents(blocks: Iterable[str], separator: re.Pattern[str]) -> Iterator[Iterator[str]]:
     """Each document as its parts, to be read to their end before the next document is asked for."""
-    for _, parts in groupby(_numbered_parts(blocks, separator), key=lambda part: part[0]):
+    for _, parts in itertools.groupby(_numbered_parts(blocks, separator), key=lambda part: part[0]):
         yield (text for _, text in parts)
 
 
@@ -46,9 +45,9 @@ def _numbered_parts(blocks: Iterable[str], separator: re.Pattern[str]) -> Iterat
     """The text without its separators, each part with the number of its document. A match counts once so much text
     follows that more could not change it."""
     number, text, done, search = 0, "", 0, 0
-    for block, is_last in _with_last(blocks):
-        text += block
-        sure = len(text) if is_last else len(text) - LONGEST_CHARS
+    for block in itertools.chain(blocks, [None]):
+        text += block or ""
+        sure = len(text) if block is None else len(text) - LONGEST_CHARS
         while found := separator.search(text, search):
             if found.end() > sure and found.start() >= sure - LONGEST_CHARS:
                 break
@@ -61,10 +60,3 @@ def _numbered_parts(blocks: Iterable[str], separator: re.Pattern[str]) -> Iterat
             yield number, text[done:end]
         kept = max(0, end - BEHIND_CHARS)
         text, done, search = text[kept:], end - kept, max(search, end) - kept
-
-
-def _with_last(blocks: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Each block and whether it is the last; an empty one ends them."""
-    for block in blocks:
-        yield block, False
-    yield "", True

@@ -9,8 +9,7 @@ from paceline.core.files import atomic_write, new_digest, write_json
 from paceline.core.schema import to_dict
 from paceline.data.shards import HEADER_WORDS, MAGIC, TOKEN_DTYPE, VERSION, ShardManifest, manifest_path
 
-MAX_SHARD_TOKENS = 2**31 - 1
-"""The header counts tokens in an int32."""
+MAX_SHARD_TOKENS = 2**31 - 1  # the header counts tokens in an int32
 
 
 def write_shard(path: Path, tokens: np.ndarray, *, documents: int, tokenizer: str) -> ShardManifest:

@@ -1,10 +1,8 @@
 """Input files to documents, and documents to pieces of bounded size.
 
-A .txt or .md file is one document unless a separator is given, a line of .jsonl and a row of .csv, .parquet, .arrow or
-of the hub's datasets is one; text is taken byte for byte. Everything is read as a stream, so a document may be larger
-than memory. A long document is cut only where every tokenizer here starts a new word whatever surrounds it, so that
-pieces can be encoded apart and joined. Rows of the hub are not kept on the disk, so a preparation that is continued
-reads those before its stopping place again; for all of a large dataset `data download` is the better way.
+Everything is read as a stream, so a document may be larger than memory. A long document is cut only where every
+tokenizer here starts a new word whatever surrounds it, so that pieces can be encoded apart and joined. Rows of the hub
+are not kept on the disk: a preparation that is continued reads those before its stopping place again.
 """
 
 import codecs
@@ -13,7 +11,7 @@ import itertools
 import re
 import sys
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
@@ -37,19 +35,16 @@ KINDS = {
     ".txt": "txt", ".md": "txt", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".tsv": "csv",
     ".parquet": "parquet", ".arrow": "arrow",
 }  # fmt: skip
-UNPACKABLE = ("parquet", "arrow")
-"""Kinds that are read with random access, so that they cannot be packed."""
+UNPACKABLE = ("parquet", "arrow")  # kinds that are read with random access, so that they cannot be packed
 TABLES = ("csv", "json")
 """Beside texts of another kind these often describe them; in a folder they are read only where there is no other."""
-DATASET_DICT = "dataset_dict.json"
-"""Beside the folders of splits."""
+DATASET_DICT = "dataset_dict.json"  # beside the folders of splits
 OLD_SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".parquet")
 """What folders were searched for before `DatasetManifest.split`."""
 PIECE_CHARS = 1 << 20
 LONGEST_PIECE_CHARS = 2 * PIECE_CHARS
 """A text without a place to cut it is cut here all the same: a tokenizer needs 130 bytes for a character of a word."""
-LONG_LINE_BYTES = 4 << 20
-"""A line of JSON from this size on is not held in memory."""
+LONG_LINE_BYTES = 4 << 20  # a line of JSON from this size on is not held in memory
 SAFE_CUT = re.compile(r"\S(?= \S)|\S\n(?=\S)")
 """GPT-2's word rule starts a word at a lone space before text, and after a lone line break; the cut is the match's end.
 What Python calls white space includes all that the tokenizers' regular expressions do."""
@@ -68,17 +63,19 @@ class Source:
     bytes: int
     start: int = 0
     first_line: int = 1
-    side: Side | None = None
-    """Where its documents go; None: each by its hash."""
-    packing: str = ""
-    """One of byte_streams.PACKINGS, or none."""
-    dtype: str = ""
-    """Of token ids, kind `ids`, which lie from `start` on."""
+    side: Side | None = None  # where its documents go; None: each by its hash
+    packing: str = ""  # one of byte_streams.PACKINGS, or none
+    dtype: str = ""  # of token ids, kind `ids`, which lie from `start` on
 
     @property
     def only_once(self) -> bool:
         """Whether it cannot be read a second time."""
         return self.path is None and self.kind != "hf"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its size is that of its text."""
+        return self.path is not None and not self.packing
 
     @property
     def place(self) -> str:
@@ -92,8 +89,7 @@ class Piece:
     text: bytes
     opens: bool
     side: Side
-    is_ids: bool = False
-    """Token ids, uint16, with the end-of-text tokens of all documents but the first."""
+    is_ids: bool = False  # token ids, uint16, with the end-of-text tokens of all documents but the first
 
 
 def find_sources(inputs: Sequence[str], stdin_format: str, *, ids: bool = False, old: bool = False) -> list[Source]:
@@ -118,20 +114,17 @@ def find_sources(inputs: Sequence[str], stdin_format: str, *, ids: bool = False,
 
 def _search_folder(folder: Path, *, ids: bool, old: bool) -> list[Source]:
     paths = _files_of(folder)
-    if ids:
-        chosen = [path for path in paths if path.suffix in token_files.SUFFIXES]
-    elif old:
-        chosen = [path for path in paths if path.name.endswith(OLD_SUFFIXES)]
+    if ids or old:
+        chosen = [path for path in paths if path.name.endswith(token_files.SUFFIXES if ids else OLD_SUFFIXES)]
     else:
-        known = [path for path in paths if kind_of(path) and not _is_test_split(path, folder)]
-        chosen = [path for path in known if (kind_of(path) or "")[0] not in TABLES] or known
+        kinds = {path: kind[0] for path in paths if (kind := kind_of(path)) and not _is_test_split(path, folder)}
+        chosen = [path for path, kind in kinds.items() if kind not in TABLES] or list(kinds)
     if not chosen:
         hints = (how for path in paths if not ids and (how := token_files.how_to_convert(path, named=folder)))
-        wanted = token_files.SUFFIXES if ids else KINDS
         how = next(hints, "name the folder that holds it")
         if (folder / FILE_NAME).exists():
             how = f"it holds prepared data, to train on with --data.dir {folder}"
-        raise DataError(f"{folder}: no {', '.join(wanted)} files there; {how}")
+        raise DataError(f"{folder}: no {', '.join(token_files.SUFFIXES if ids else KINDS)} files there; {how}")
     found = [_file_source(path, path.relative_to(folder).as_posix(), ids=ids) for path in chosen]
     return sorted(found, key=lambda source: source.name)
 
@@ -170,10 +163,7 @@ def _file_source(path: Path, name: str, *, ids: bool) -> Source:
         how = None if ids and path.suffix not in token_files.PICKLES else token_files.how_to_convert(path, named=path)
         wanted = ", ".join(token_files.SUFFIXES if ids else (*KINDS, f"or these packed ({' '.join(PACKINGS)})"))
         raise DataError(f"{path}: {how or f'not a kind of file that can be read; use {wanted}'}")
-    try:
-        return Source(path=path, name=name, kind=found[0], packing=found[1], bytes=path.stat().st_size)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); check the path") from None
+    return Source(path=path, name=name, kind=found[0], packing=found[1], bytes=path.stat().st_size)
 
 
 def kind_of(path: Path) -> tuple[str, str] | None:
@@ -197,10 +187,9 @@ def cut_ids(sources: list[Source], val_share: float) -> list[Source]:
 
 
 def cut_lone_text(sources: list[Source], val_share: float, *, old: bool = False) -> list[Source]:
-    """If a single .txt or .md is all there is, its end becomes the validation document, else nothing would. It is cut
-    after a line or, in a long line, where `cut_in_line` finds a place. `old`: as older versions did, a short text to
-    less than `LEAST_VAL_BYTES`."""
-    if len(sources) != 1 or sources[0].kind != "txt" or not _is_plain(sources[0]) or val_share == 0:
+    """If a single .txt or .md is all there is, its end becomes the validation document, else nothing would; after a
+    line or, in a long line, where `cut_in_line` finds a place. `old`: as older versions did."""
+    if len(sources) != 1 or sources[0].kind != "txt" or not sources[0].is_plain or val_share == 0:
         return sources
     whole = sources[0]
     is_short = old or whole.bytes < SHORTEST_CUT_BYTES
@@ -218,11 +207,6 @@ def cut_lone_text(sources: list[Source], val_share: float, *, old: bool = False)
     return [train, val] if cut < whole.bytes else [train]
 
 
-def _is_plain(source: Source) -> bool:
-    """Its size is that of its text."""
-    return source.path is not None and not source.packing
-
-
 @dataclass
 class Losses:
     """Text that was left out or changed."""
@@ -231,8 +215,7 @@ class Losses:
     lines: int = 0
     line_bytes: int = 0
     replaced_bytes: int = 0
-    first: str = ""
-    """Where the first was, and what was wrong."""
+    first: str = ""  # where the first was, and what was wrong
 
 
 @dataclass
@@ -246,7 +229,13 @@ class Reader:
     separator: re.Pattern[str] | None = None
     tokenizer: TokenizerEntry | None = None  # of token ids, if those are the input
     lost: Losses = dataclasses.field(default_factory=Losses)
-    bytes_read: int = 0  # of the input files, for the progress bar
+    bytes_before: int = 0  # of sources that have been read
+    place: Callable[[], int] = lambda: 0  # in the one that is being read
+
+    @property
+    def bytes_read(self) -> int:
+        """Of the input files, for the progress bar."""
+        return self.bytes_before + self.place()
 
     def pieces(self, sources: Iterable[Source], split: ValSplit) -> Generator[Piece]:
         """Every document as pieces; its side is chosen by the hash of the first."""
@@ -257,7 +246,7 @@ class Reader:
             with self._reading(source):
                 keep_blank = source.kind != "txt" or (self.separator is None and self.bad != "skip-line")
                 for blocks in self._documents(source):
-                    yield from self._pieces_of(blocks, Sides(split, source.side), keep_blank=keep_blank)
+                    yield from _pieces_of(blocks, Sides(split, source.side), keep_blank=keep_blank)
 
     def documents(self, sources: Sequence[Source]) -> Iterator[tuple[int, int]]:
         """Number and bytes of each document, those that need not be read for it first."""
@@ -276,51 +265,38 @@ class Reader:
 
     def hash_is_enough(self, sources: Sequence[Source], share: float) -> bool:
         """Whether the hash alone gives `share`, as the lengths of lines tell, ten times as fast as their texts."""
-        if not all(source.kind == "jsonl" and _is_plain(source) for source in sources):
+        if not all(source.kind == "jsonl" and source.is_plain for source in sources):
             return False
         totals, squares = zip(*map(_line_sums, sources), strict=True)
         return hash_is_enough(sum(totals), sum(squares), share)
 
     def _size_is_known(self, source: Source) -> bool:
         unchanged = self.bad == "error" and self.encoding == "utf-8" and self.separator is None
-        return unchanged and source.kind == "txt" and _is_plain(source)
+        return unchanged and source.kind == "txt" and source.is_plain
 
     @contextmanager
     def _reading(self, source: Source) -> Iterator[None]:
-        before = self.bytes_read
         try:
             yield
         except read_errors() as error:
             raise DataError(f"{source.place}: cannot be read to its end ({error}); fetch it again") from None
-        self.bytes_read = before + source.bytes
-
-    def _pieces_of(self, blocks: Iterable[str], sides: Sides, *, keep_blank: bool) -> Iterator[Piece]:
-        """One document's pieces. What is blank between separators, or after bad lines were left out, is none."""
-        opened = set[Side]()
-        for text in cut_text(blocks):
-            if not keep_blank and not opened and not text.strip():
-                continue
-            for chosen, part in sides.of(text.encode()):
-                yield Piece(text=part, opens=chosen not in opened, side=chosen)
-                opened.add(chosen)
+        self.bytes_before, self.place = self.bytes_before + source.bytes, lambda: 0
 
     def _documents(self, source: Source) -> Iterator[Iterable[str]]:
         """Each document as an iterable of strings, to be read to its end before the next is asked for."""
         if source.kind == "txt":
-            if self.bad == "skip-file" and self._left_out(source):
-                return
-            blocks = self._text_blocks(source)
-            yield from [blocks] if self.separator is None else split_documents(blocks, self.separator)
+            if self.bad != "skip-file" or self._is_good(source):
+                blocks = self._text_blocks(source)
+                yield from [blocks] if self.separator is None else split_documents(blocks, self.separator)
             return
-        read = {"parquet": self._columns, "arrow": self._columns, "hf": self._hub_rows}.get(source.kind, self._records)
-        for number, (text, problem) in enumerate(read(source), 1):
+        unit = {"jsonl": "line", "json": "record"}.get(source.kind, "row")
+        for number, (text, problem) in enumerate(self._records(source), 1):
             if isinstance(text, str):
                 yield [text]
             elif text is not None:
                 with text:
                     yield iter(partial(text.read, PIECE_CHARS), "")
             elif problem is not None:
-                unit = "line" if source.kind == "jsonl" else "row" if source.kind != "json" else "record"
                 self._leave_out(f"{source.place}, {unit} {number:,}: {problem}")
                 self.lost.records += 1
 
@@ -331,27 +307,32 @@ class Reader:
             problem = f"{problem[: problem.rindex(': byte ')]}: not {self.encoding}"
         if self.bad in ("error", "replace"):
             mend = "" if problem.endswith(records.FIELD_CURE) else "; mend it"
-            cure = f"; {TEXT_CURE}" if is_encoding else f"{mend}{CURE}"
-            raise DataError(f"{problem}{cure}")
+            raise DataError(f"{problem}; {TEXT_CURE}" if is_encoding else f"{problem}{mend}{CURE}")
         self.lost.first = self.lost.first or problem
 
-    def _left_out(self, source: Source) -> bool:
-        """Whether a text is to be skipped. It must be known before its first part is handed on, so it is read twice."""
-        if source.path is None:
-            return False
+    def _is_good(self, source: Source) -> bool:
+        """Whether all of a text can be read. It must be known before its first part is handed on: it is read twice."""
         try:
-            for _ in Reader(self.field)._text_blocks(source):  # another reader, so that its bytes do not count here
+            for _ in Reader(self.field)._text_blocks(source) if source.path else ():
                 pass
         except DataError as error:
             self._leave_out(str(error))
             self.lost.records += 1
-            return True
-        return False
+            return False
+        return True
 
-    def _content(self, raw: IO[bytes], source: Source) -> IO[bytes]:
-        """An open file unpacked and in UTF-8."""
-        stream = unpacked(raw, source.packing, source.place)
-        return as_utf8(stream, self.encoding, self._count_replaced if self.bad == "replace" else None)
+    @contextmanager
+    def _content(self, source: Source) -> Iterator[IO[bytes]]:
+        """A file unpacked and in UTF-8."""
+        with _open(source) as raw:
+            if source.path is not None:
+                self.place = lambda: raw.tell() - source.start
+            stream = unpacked(raw, source.packing, source.place)
+            try:
+                yield as_utf8(stream, self.encoding, self._count_replaced if self.bad == "replace" else None)
+            finally:
+                end = 0 if raw.closed else self.place()  # the reader of CSV has closed it
+                self.place = lambda: end
 
     def _count_replaced(self, count: int) -> None:
         self.lost.replaced_bytes += count
@@ -359,10 +340,9 @@ class Reader:
     def _text_blocks(self, source: Source) -> Iterator[str]:
         by_line = self.bad == "skip-line"
         decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape" if by_line else "strict")
-        line, before, rest = source.first_line, self.bytes_read, ""
-        with _open(source) as raw:
-            content = self._content(raw, source)
-            length = source.bytes if content is raw and source.path else sys.maxsize
+        line, rest = source.first_line, ""
+        with self._content(source) as content:
+            length = source.bytes if source.side is not None else sys.maxsize
             for block in itertools.chain(blocks_of(content, length), [b""]):
                 try:
                     text = decoder.decode(block, final=not block)
@@ -374,8 +354,6 @@ class Reader:
                 if by_line:
                     text, rest = _whole_lines(rest + text, is_last=not block)
                     text = self._good_lines(text, source)
-                if source.path is not None:
-                    self.bytes_read = before + raw.tell() - source.start
                 yield text
 
     def _good_lines(self, text: str, source: Source) -> str:
@@ -392,31 +370,13 @@ class Reader:
         return "".join(kept)
 
     def _records(self, source: Source) -> Iterator[TextOrProblem | LongTextOrProblem]:
-        """Of .jsonl, .json and .csv."""
-        read = {"json": self._json, "csv": records.csv_rows}.get(source.kind, self._jsonl_lines)
-        with _open(source) as raw:
-            before = self.bytes_read
-            for record in read(self._content(raw, source), source.place, self.field):
-                yield record
-                if source.path is not None:
-                    self.bytes_read = before + raw.tell()
-
-    def _jsonl_lines(self, lines: IO[bytes], place: str, field: str) -> Iterator[TextOrProblem | LongTextOrProblem]:
-        while line := lines.readline(LONG_LINE_BYTES):
-            if len(line) < LONG_LINE_BYTES:
-                yield records.parse_line(line, field)
-            else:
-                blocks = _rest_of_line(lines, line)
-                yield spool_text(blocks, field)
-                deque(blocks, maxlen=0)  # what is left of a bad line
-
-    def _json(self, file: IO[bytes], place: str, field: str) -> Iterator[TextOrProblem | LongTextOrProblem]:
-        try:
-            yield from json_records(blocks_of(file), field)
-        except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{place}: not JSON ({error}); mend it, since what follows has no known beginning"
-            ) from None
+        if source.kind == "hf":
+            yield from self._hub_rows(source)
+        elif source.kind in UNPACKABLE:
+            yield from self._columns(source)
+        else:
+            with self._content(source) as content:
+                yield from RECORDS_OF[source.kind](content, source.place, self.field)
 
     def _columns(self, source: Source) -> Iterator[TextOrProblem]:
         assert source.path is not None
@@ -431,7 +391,7 @@ class Reader:
             if self.field not in row:
                 raise DataError(f"{source.name}: no column {self.field!r}; there are {', '.join(row)}; see --field")
             text, problem = records.checked_text(row[self.field], self.field)
-            self.bytes_read += len(text or "")
+            self.bytes_before += len(text or "")
             yield text, problem
 
     def _id_pieces(self, sources: Sequence[Source], tokenizer: TokenizerEntry) -> Iterator[Piece]:
@@ -457,7 +417,40 @@ class Reader:
             yield from token_files.id_blocks(source.path, layout, tokenizer)
 
 
+CURE = ", or leave such records out with --skip-bad"
+TEXT_CURE = "name its --encoding, or choose --on-bad-text replace or skip-line (the same as --skip-bad)"
 LINE = re.compile(r"[^\n]*\n|[^\n]+")
+
+
+def _pieces_of(blocks: Iterable[str], sides: Sides, *, keep_blank: bool) -> Iterator[Piece]:
+    """One document's pieces. What is blank between separators, or after bad lines were left out, is none."""
+    opened = set[Side]()
+    for text in cut_text(blocks):
+        if keep_blank or opened or text.strip():
+            for chosen, part in sides.of(text.encode()):
+                yield Piece(text=part, opens=chosen not in opened, side=chosen)
+                opened.add(chosen)
+
+
+def _jsonl_lines(lines: IO[bytes], place: str, field: str) -> Iterator[TextOrProblem | LongTextOrProblem]:
+    while line := lines.readline(LONG_LINE_BYTES):
+        if len(line) < LONG_LINE_BYTES:
+            yield records.parse_line(line, field)
+        else:
+            blocks = _rest_of_line(lines, line)
+            yield spool_text(blocks, field)
+            deque(blocks, maxlen=0)  # what is left of a bad line
+
+
+def _json_records(file: IO[bytes], place: str, field: str) -> Iterator[TextOrProblem | LongTextOrProblem]:
+    try:
+        yield from json_records(blocks_of(file), field)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}: not JSON ({error}); mend it, since what follows has no known beginning") from None
+
+
+RecordsOf = Callable[[IO[bytes], str, str], Iterator[TextOrProblem | LongTextOrProblem]]
+RECORDS_OF: dict[str, RecordsOf] = {"json": _json_records, "csv": records.csv_rows, "jsonl": _jsonl_lines}
 
 
 def _line_sums(source: Source) -> tuple[int, float]:
@@ -484,10 +477,6 @@ def _rest_of_line(lines: IO[bytes], block: bytes) -> Iterator[bytes]:
     while block:
         yield block
         block = b"" if block.endswith(b"\n") else lines.readline(BLOCK_BYTES)
-
-
-CURE = ", or leave such records out with --skip-bad"
-TEXT_CURE = "name its --encoding, or choose --on-bad-text replace or skip-line (the same as --skip-bad)"
 
 
 def cut_text(

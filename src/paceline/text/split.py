@@ -1,9 +1,8 @@
 """Which text validates: whole documents by the hash of their text, and the end of one where whole ones do not fit.
 
 `plan_split` measures the documents first. In the order of their hashes they go to validation until it has its share of
-the bytes; of one that is too large for what is left, the end does. So equal texts stay on one side, the order of files
-means nothing, and of ten files of any sizes validation gets what was asked for. All of the input is looked at, since a
-large document may come last; but where no line of JSON is large, the hash alone gives about that share.
+the bytes: equal texts stay on one side, and the order of files means nothing. All of the input is looked at, since a
+large document may come last; where no line of JSON is large, the hash alone gives about that share.
 """
 
 import hashlib
@@ -15,14 +14,10 @@ from typing import Literal
 from paceline.text.manifest import ValSplit
 
 Side = Literal["train", "val"]
-LEAST_VAL_BYTES = 4096
-"""Text that makes a few sequences of 256 tokens, for validation of a small input."""
-SHORTEST_CUT_BYTES = 512
-"""A shorter document is not cut in two."""
-TOLERANCE = 0.25
-"""Validation may miss its share by this part of it before a document is cut."""
-ENOUGH_DOCUMENTS = 50
-"""As many documents of equal size in validation, and the hash alone misses the share by 14 %."""
+LEAST_VAL_BYTES = 4096  # text that makes a few sequences of 256 tokens, for validation of a small input
+SHORTEST_CUT_BYTES = 512  # a shorter document is not cut in two
+TOLERANCE = 0.25  # validation may miss its share by this part of it before a document is cut
+ENOUGH_DOCUMENTS = 50  # as many documents of equal size in validation, and the hash alone misses the share by 14 %
 MOST_HELD = 200_000
 """Documents whose sizes are held; of more, the larger ones, and of the others sums over 65,536 ranges of hashes."""
 RANGE_BITS = 48
@@ -98,8 +93,7 @@ class Sides:
 
     def __init__(self, split: ValSplit, side: Side | None) -> None:
         self.split, self.side = split, side
-        self.left: int | None = None
-        """Bytes of a document to be cut that stay in training."""
+        self.left: int | None = None  # bytes of a document to be cut that stay in training
 
     def of(self, text: bytes) -> list[tuple[Side, bytes]]:
         """The parts of the document's next piece; two where it is cut."""

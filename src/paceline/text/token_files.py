@@ -15,8 +15,7 @@ from paceline.text.manifest import TokenizerEntry
 
 SUFFIXES = (".bin", ".npy")
 PICKLES = (".pkl", ".pickle")
-WIDE_MAGIC, WIDE_VERSION = 20240801, 7
-"""llm.c's shards of 32-bit ids, made for Llama 3."""
+WIDE_MAGIC, WIDE_VERSION = 20240801, 7  # llm.c's shards of 32-bit ids, made for Llama 3
 VALIDATION_NAME = re.compile(r"(?:^|[^a-z])val(?:id|idation)?(?![a-z])", re.IGNORECASE)
 META = "meta.pkl"
 OF_CHARACTERS = (
@@ -91,22 +90,18 @@ def id_blocks(path: Path, layout: Layout, tokenizer: TokenizerEntry) -> Iterator
             ids = np.frombuffer(file.read(count * dtype.itemsize), dtype)
             wrong = np.flatnonzero((ids < 0) | (ids >= tokenizer.vocab_size))
             if len(wrong):
-                raise DataError(
-                    f"{path}: token {first + int(wrong[0]):,} has id {ids[wrong[0]]}, not one of the "
-                    f"{tokenizer.vocab_size:,} of {tokenizer.name}; name the tokenizer that made the ids with "
-                    f"--ids-of, or prepare the text: {MAKE_TEXT}"
-                )
+                strange = f"token {first + int(wrong[0]):,} has id {ids[wrong[0]]}"
+                known = f"not one of the {tokenizer.vocab_size:,} of {tokenizer.name}"
+                cure = f"name the tokenizer that made the ids with --ids-of, or prepare the text: {MAKE_TEXT}"
+                raise DataError(f"{path}: {strange}, {known}; {cure}")
             yield ids.astype(TOKEN_DTYPE)
 
 
 def how_to_convert(path: Path, *, named: Path) -> str | None:
-    """What a file of ids that is no shard of ours is, and the command that makes shards of it, or of the folder that
-    was `named`."""
+    """What a file of ids that is no shard is, and the command that makes shards of it, or of the folder `named`."""
     if path.suffix in PICKLES and path == named:
-        return (
-            f"a pickle, which is never opened, since that can run code; ids beside it are read with --ids-of, but "
-            f"{OF_CHARACTERS}"
-        )
+        beside = f"ids beside it are read with --ids-of, but {OF_CHARACTERS}"
+        return f"a pickle, which is never opened, since that can run code; {beside}"
     if path.suffix not in SUFFIXES:
         return None
     with open(path, "rb") as file:
@@ -115,10 +110,8 @@ def how_to_convert(path: Path, *, named: Path) -> str | None:
     if path.suffix == ".bin" and magic == MAGIC:
         return None
     if path.suffix == ".bin" and magic == WIDE_MAGIC:
-        return (
-            f"llm.c's shard of 32-bit ids; if all are below {MAX_VOCAB_SIZE:,}, {command} TOKENIZER` makes shards of "
-            f"it; those of Llama 3 are not, so prepare the text again: {MAKE_TEXT}"
-        )
+        small = f"if all are below {MAX_VOCAB_SIZE:,}, {command} TOKENIZER` makes shards of it"
+        return f"llm.c's shard of 32-bit ids; {small}; those of Llama 3 are not, so prepare the text again: {MAKE_TEXT}"
     kind = "an array" if path.suffix == ".npy" else "no header of a shard, so 16-bit token ids as nanoGPT's"
     beside = f"; {OF_CHARACTERS}" if (path.parent / META).exists() else ""
     return f"{kind}; {command} gpt2` makes shards of ids of GPT-2's tokenizer{beside}"

@@ -1,10 +1,8 @@
 """Text to token ids and back: GPT-2's BPE, a byte-level BPE trained on the data or elsewhere, or raw bytes.
 
-All of them know each token as the bytes it stands for, so decoding is a table lookup here and only encoding asks a
-library. End-of-text is never produced by encoding: the characters `<|endoftext|>` in a text are ordinary text and come
-back as they were. A trained BPE gives end-of-text id 0, then the 256 bytes, then its merges; training is deterministic
-(tokenizers 0.23: the same vocabulary with one thread and two). Ids must fit into uint16. Files that other programs
-wrote are read by `library_tokenizer.py`.
+All know each token as the bytes it stands for: decoding is a table lookup, only encoding asks a library. End-of-text is
+never produced by encoding: the characters `<|endoftext|>` in a text come back as they were. A trained BPE gives
+end-of-text id 0, then the 256 bytes, then its merges; training is deterministic. Ids must fit into uint16.
 """
 
 import hashlib
@@ -30,8 +28,7 @@ from paceline.text.config import GPT2_END_OF_TEXT
 FILE_NAME = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
 LONGEST_WORD = 1000
-"""Bytes of a word as training sees it. The library's time grows with a word's square, and text without spaces (DNA,
-base64) is one word. Encoding knows no such limit."""
+"""Bytes of a word as training sees it: the library's time grows with its square, and text without spaces is one."""
 END_OF_TEXTS = {"gpt2": GPT2_END_OF_TEXT, "bytes": 256}
 """Of the tokenizers that are known by name alone. It is their last id."""
 GPT2_FINGERPRINT = "de44a8655f3c919d2f6f332341c6e504"
@@ -47,8 +44,8 @@ class Tokenizer(ABC):
     token_bytes: list[bytes]
     rules: dict[str, Any] | None = None
     """What encoding depends on beyond the table, as JSON values: the merges of a trained BPE."""
-    end_of_text_word: str = END_OF_TEXT
-    """How files for other programs spell end-of-text."""
+    saves_table = False  # 0.7 MB, so that GPT-2's tokenizer can be had where its files are not
+    end_of_text_word: str = END_OF_TEXT  # how files for other programs spell end-of-text
 
     @abstractmethod
     def encode_array(self, text: str) -> np.ndarray:
@@ -83,10 +80,10 @@ class Tokenizer(ABC):
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json`, from which `load_tokenizer` makes an equal one without a network."""
         facts = {name: getattr(self, name) for name in ("name", "end_of_text", "vocab_size", "fingerprint", "rules")}
-        write_json(folder / FILE_NAME, facts | self._more_to_save())
-
-    def _more_to_save(self) -> dict[str, Any]:
-        return {}
+        if self.saves_table:
+            letters = byte_letters()
+            facts["vocabulary"] = ["".join(map(letters.__getitem__, token)) for token in self.token_bytes]
+        write_json(folder / FILE_NAME, facts)
 
 
 def fingerprint_of(token_bytes: list[bytes], end_of_text: int, rules: dict[str, Any] | None) -> str:
@@ -111,6 +108,8 @@ class ByteTokenizer(Tokenizer):
 class TiktokenTokenizer(Tokenizer):
     """Any tiktoken encoding; `gpt2_tokenizer` makes the one that the records use."""
 
+    saves_table = True
+
     def __init__(self, name: str, encoding: Any) -> None:
         check_size(name, encoding.n_vocab)
         self.name = name
@@ -123,11 +122,6 @@ class TiktokenTokenizer(Tokenizer):
     def encode_array(self, text: str) -> np.ndarray:
         ids = self._encoding.encode_to_numpy(text, disallowed_special=())
         return np.asarray(ids, dtype=TOKEN_DTYPE)
-
-    def _more_to_save(self) -> dict[str, Any]:
-        """The table (0.7 MB), so that a run or data can be used where GPT-2's files are not."""
-        letters = byte_letters()
-        return {"vocabulary": ["".join(map(letters.__getitem__, token)) for token in self.token_bytes]}
 
 
 class TrainedTokenizer(Tokenizer):
@@ -142,8 +136,7 @@ class TrainedTokenizer(Tokenizer):
         check_size(name, len(vocabulary))
         self.name = name
         self.rules = {"vocabulary": vocabulary, "merges": merges}
-        byte_of = {letter: value for value, letter in byte_letters().items()}
-        self.token_bytes = [b""] + [bytes(byte_of[letter] for letter in token) for token in vocabulary[1:]]
+        self.token_bytes = [b"", *map(bytes_of, vocabulary[1:])]
         ids = {token: index for index, token in enumerate(vocabulary)}
         if len(ids) < len(vocabulary) or not all(
             left in ids and right in ids and left + right in ids for left, right in merges
@@ -182,16 +175,13 @@ def trained_size(name: str) -> int:
     """The N of `bpe-N`."""
     found = re.fullmatch(r"bpe-(\d{3,5})", name, re.ASCII)
     if not found or not 257 <= int(found[1]) <= MAX_VOCAB_SIZE:
-        known = (
-            f"use gpt2, bytes, bpe-N with 257 <= N <= {MAX_VOCAB_SIZE}, or the path of a tokenizer.json or its folder"
-        )
-        raise ConfigError(f"tokenizer {name!r:.60}: not known; {known}")
+        known = f"gpt2, bytes, bpe-N with 257 <= N <= {MAX_VOCAB_SIZE}, or the path of a tokenizer.json or its folder"
+        raise ConfigError(f"tokenizer {name!r:.60}: not known; use {known}")
     return int(found[1])
 
 
 def gpt2_tokenizer(folder: Path | None = None) -> Tokenizer:
-    """GPT-2's BPE, from its two files in `folder` or $TIKTOKEN_CACHE_DIR, or as tiktoken has it, which downloads it on
-    first use unless its cache holds it."""
+    """GPT-2's BPE, from its two files in `folder` or $TIKTOKEN_CACHE_DIR, or as tiktoken has it, which may download."""
     from paceline.text.library_tokenizer import read_vocabulary_files, tiktoken_module
 
     for place in (folder, os.environ.get("TIKTOKEN_CACHE_DIR")):
@@ -225,10 +215,8 @@ def load_tokenizer(folder: Path | str | None, name: str) -> Tokenizer:
         raise ConfigError(f"tokenizer {name}: {what}; name a folder that `save_pretrained` or `data prepare` wrote")
     trained_size(name)  # refuses names that are not known
     where = f"{folder} holds no {FILE_NAME}" if folder is not None else "no folder is given"
-    raise ConfigError(
-        f"tokenizer {name}: a BPE is trained on its data, but {where}; make the data with `data prepare`, or copy the "
-        f"tokenizer's file there"
-    )
+    how = "make the data with `data prepare`, or copy the tokenizer's file there"
+    raise ConfigError(f"tokenizer {name}: a BPE is trained on its data, but {where}; {how}")
 
 
 @dataclass(frozen=True)
@@ -238,8 +226,7 @@ class Identity:
     name: str
     end_of_text: int
     vocab_size: int
-    fingerprint: str | None = None
-    """None: not known."""
+    fingerprint: str | None = None  # None: not known
 
     @property
     def names(self) -> frozenset[str]:
@@ -251,8 +238,7 @@ GPT2 = Identity("gpt2", GPT2_END_OF_TEXT, GPT2_END_OF_TEXT + 1, GPT2_FINGERPRINT
 
 
 def carried_identity(folder: Path) -> Identity | None:
-    """Of the tokenizer that `folder` carries, as `load_tokenizer` finds it. One of ours is not loaded for it. None
-    where there is none."""
+    """Of the tokenizer that `folder` carries, as `load_tokenizer` finds it, if any. Ours are not loaded for it."""
     path = folder / FILE_NAME
     saved = read_json(path) if path.is_file() else None
     if saved is None or _is_library(saved):
@@ -303,13 +289,10 @@ def _load_saved(path: Path, saved: Any) -> Tokenizer:
     except PacelineError:
         raise
     except Exception as error:  # the library raises bare Exceptions for merges that do not fit the vocabulary
-        raise DataError(
-            f"{path}: not a saved tokenizer ({type(error).__name__}: {error}); prepare the data again"
-        ) from None
+        why = f"{type(error).__name__}: {error}"
+        raise DataError(f"{path}: not a saved tokenizer ({why}); prepare the data again") from None
     if tokenizer.fingerprint != expected:
-        raise DataError(
-            f"{path}: its tokenizer is not the one that was saved; the file is damaged, prepare the data again"
-        )
+        raise DataError(f"{path}: its tokenizer is not the one that was saved; it is damaged, prepare the data again")
     return tokenizer
 
 
@@ -318,6 +301,14 @@ def byte_letters() -> dict[int, str]:
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [value for value in range(256) if value not in printable]
     return {value: chr(value) for value in printable} | {value: chr(256 + n) for n, value in enumerate(hidden)}
+
+
+VALUES = {letter: value for value, letter in byte_letters().items()}
+
+
+def bytes_of(letters: str) -> bytes:
+    """What a token in such letters stands for."""
+    return bytes(map(VALUES.__getitem__, letters))
 
 
 def check_size(name: str, size: int) -> None:

@@ -1,7 +1,6 @@
 """Is every byte of a prepared folder still what was written? Sizes, hashes, and that nothing is missing.
 
-Files are hashed by threads (hashlib releases the interpreter's lock): 0.5 GB/s a core. A shard without a manifest can
-only be checked for its size, and the report says so.
+Files are hashed by threads: 0.5 GB/s a core. A shard without a manifest can only be checked for its size.
 """
 
 import shlex
@@ -26,8 +25,7 @@ from paceline.text.tokenizer import carried_identity, load_tokenizer
 class FileCheck:
     file: str
     tokens: int = 0
-    hashed: bool = False
-    """False: there was no hash to compare with, only the size was checked."""
+    hashed: bool = False  # false: there was no hash to compare with, only the size was checked
     problem: str | None = None
 
 
@@ -108,16 +106,11 @@ def _check_dataset(folder: Path, sound: list[Shard], damaged: set[str]) -> Itera
         return
     if manifest is None:
         return
-    found = {shard.path.name: shard for shard in sound}
+    said = {shard.path.name: shard.manifest.blake2b if shard.manifest else None for shard in sound}  # and found true
     for file, blake2b in ((entry.file, entry.blake2b) for entry in manifest.shards if entry.file not in damaged):
-        if file not in found:
+        if file not in said:
             yield FileCheck(file=file, problem=f"missing, although {FILE_NAME} lists it; prepare the data again")
-        elif _hash_of(found[file]) != blake2b:
+        elif (said[file] or blake2b_of(folder / file)) != blake2b:
             yield FileCheck(file=file, problem=f"not the shard that {FILE_NAME} lists; prepare the data again")
     unfinished = "the preparation was not finished; run the same `data prepare` again"
     yield FileCheck(file=FILE_NAME, problem=None if manifest.complete else unfinished)
-
-
-def _hash_of(sound: Shard) -> str:
-    """The file's hash: the manifest's, which was just found true, if there is one."""
-    return sound.manifest.blake2b if sound.manifest else blake2b_of(sound.path)
