@@ -3,13 +3,22 @@
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
-from model.lively import LAYERS_OF_MANY_SHAPES, WINDOWS, lively, logits_without_cache, small, windows_of
+from model.lively import (
+    LAYERS_OF_MANY_SHAPES,
+    PREVIOUS_TOKENS,
+    WINDOWS,
+    lively,
+    logits_without_cache,
+    small,
+    windows_of,
+)
 from paceline.core.probe import compiler
 from paceline.evaluate import decode_graph
 from paceline.evaluate.config import SamplingConfig
@@ -44,12 +53,16 @@ def tokens_like(length: int, seed: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "unit", [pytest.param(unit, marks=() if unit in ("tokens", "blocks") else pytest.mark.slow) for unit in WINDOWS]
+    ("unit", "changes"),
+    [
+        *(pytest.param(unit, {}, marks=() if unit in ("tokens", "blocks") else pytest.mark.slow) for unit in WINDOWS),
+        pytest.param("blocks", PREVIOUS_TOKENS, id="previous tokens"),
+    ],
 )
-def test_slots_of_all_lengths_go_on_as_each_would_alone(unit: str) -> None:
+def test_slots_of_all_lengths_go_on_as_each_would_alone(unit: str, changes: dict[str, Any]) -> None:
     """One is empty, one at its first tokens, one before and one past its ring's end; one of them stands still for a
     while and one is given to another text."""
-    model = small(unit)
+    model = small(unit, **changes)
     prompts = {slot: tokens_like(length, slot) for slot, length in {1: 1, 2: 380, 3: 600, 4: 90}.items()}
     decoder = Decoder(model, windows=windows_of(model, 128), max_tokens=800, slots=5)
     graph = DecodeGraph(decoder)
@@ -90,8 +103,9 @@ def test_every_preset_writes_the_same_as_step_by_step(name: str) -> None:
     assert list(_by_decode_graph(model, prompt, Writing(GREEDY), windows_of(model, 128), 8)) == plain
 
 
-def test_layers_of_many_shapes_with_two_windows_write_the_same_as_step_by_step() -> None:
-    model, prompt = small("blocks", **LAYERS_OF_MANY_SHAPES), tokens_like(500, seed=1)[0].tolist()
+@pytest.mark.parametrize("changes", [LAYERS_OF_MANY_SHAPES, PREVIOUS_TOKENS], ids=["shapes", "previous tokens"])
+def test_layers_of_many_kinds_with_two_windows_write_the_same_as_step_by_step(changes: dict[str, Any]) -> None:
+    model, prompt = small("blocks", **changes), tokens_like(500, seed=1)[0].tolist()
     plain = list(_one_by_one(model, prompt, Writing(GREEDY), (128, 384), 20))
     assert list(_by_decode_graph(model, prompt, Writing(GREEDY), (128, 384), 20)) == plain
 
