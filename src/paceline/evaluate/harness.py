@@ -75,10 +75,8 @@ def _named(flag: str, value: object) -> Iterator[None]:
         yield
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0][:200]
-        raise ConfigError(
-            f"{flag} {value}: could not be loaded ({type(error).__name__}: {reason}); mend the task, or connect if its "
-            f"data are to be downloaded"
-        ) from None
+        what = f"{flag} {value}: could not be loaded ({type(error).__name__}: {reason})"
+        raise ConfigError(f"{what}; mend the task, or connect if its data are to be downloaded") from None
 
 
 def judge_tasks(

@@ -1,9 +1,8 @@
 """HellaSwag from a file: four endings of a scene, of which the model should find the true one likeliest.
 
 Prompts and scores are those of lm-evaluation-harness, so that the figures compare with published ones: `acc` takes the
-ending with the largest log probability, `acc_norm` divides it by the ending's length in characters first, because long
-endings are less likely. (Scripts that divide by tokens instead give other figures.) A test proves them equal to the
-harness's through our adapter.
+ending with the largest log probability, `acc_norm` divides it by the ending's length in characters first. (Scripts that
+divide by tokens instead give other figures.)
 """
 
 import json
@@ -17,7 +16,6 @@ import numpy as np
 
 from paceline.core.errors import DataError
 from paceline.evaluate.score import Progress, cut_to, pair_row, score_rows
-from paceline.evaluate.text import read_utf8
 from paceline.model.gpt import GPT
 from paceline.model.masks import Windows
 from paceline.text.tokenizer import Tokenizer
@@ -34,7 +32,12 @@ class Question:
 
 def read_hellaswag(path: Path, limit: int | None = None) -> list[Question]:
     """The first `limit` questions of a file of JSON lines, as HellaSwag is published."""
-    lines = read_utf8("--hellaswag", path).split("\n")  # not splitlines: JSON allows its other separators
+    try:
+        lines = path.read_bytes().decode("utf-8").split("\n")  # not splitlines: JSON allows its other separators
+    except OSError as error:
+        raise DataError(f"--hellaswag {path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"--hellaswag {path}: byte {error.start:,} is not UTF-8; convert the file first") from None
     questions = [_question(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not questions:
         raise DataError(f"--hellaswag {path}: holds no question; give hellaswag_val.jsonl")

@@ -23,7 +23,8 @@ from paceline.model.rotary import RotaryCosSin
 def prepared(model: GPT) -> GPT:
     """A copy that shares the tables. Matrices are kept in the format of their products, to which every pass would cast
     them otherwise, and one matrix gives queries, keys and values."""
-    lean = copy.deepcopy(model, {id(table): table for table in model.embeddings.parameters()})
+    tables = {id(table): table for table in model.embeddings.parameters()}
+    lean = copy.deepcopy(model, dict(tables))
     config, dtype = replace(model.config, qkv="fused"), torch_dtype(model.config.precision.compute)
     _ = config.layers, config.attending, config.value_table_widths  # cached under a lock that a compiler cannot take
     for module in lean.modules():
@@ -35,7 +36,6 @@ def prepared(model: GPT) -> GPT:
             module.forward_with = attention_row
         if isinstance(module, MLP):
             module.forward_with = mlp_row
-    tables = {id(table) for table in model.embeddings.parameters()}
     for parameter in lean.parameters():
         if parameter.dim() == 2 and id(parameter) not in tables:
             parameter.data = parameter.data.to(dtype)

@@ -45,7 +45,7 @@ def hf_config(model: ModelConfig, *, sequence_tokens: int, windows: Windows, end
     differ by layer is a list with an entry for each, 0 where a layer has no such thing."""
     check_exportable(model)
     by_kind = dict(zip(model.windows, windows, strict=True))
-    shapes = [layer.attention for layer in model.layers]
+    shapes, turns = [layer.attention for layer in model.layers], model.positions == "rotary"
     return {
         "model_type": "paceline",
         "architectures": [ARCHITECTURE],
@@ -69,11 +69,9 @@ def hf_config(model: ModelConfig, *, sequence_tokens: int, windows: Windows, end
         "x0_gates": [layer.x0_gate for layer in model.layers],
         "intermediate_size": model.mlp_width,
         "mlp_widths": [layer.mlp_width for layer in model.layers],
-        "learned_positions": model.rotary.max_tokens if model.positions == "learned" else 0,
+        "learned_positions": 0 if turns else model.rotary.max_tokens,
         "rotary_base": model.rotary.base,
-        "rotary_pairs": [
-            0 if s is None or model.positions != "rotary" else rotary_pairs(model.rotary, s.qk_dim) for s in shapes
-        ],
+        "rotary_pairs": [0 if s is None or not turns else rotary_pairs(model.rotary, s.qk_dim) for s in shapes],
         "rotary_spacing": model.rotary.spacing,
         "rotary_frequency_dtype": DTYPES[model.rotary.frequency_dtype],
         "rotary_table_dtype": DTYPES[model.rotary.table_dtype],
@@ -108,10 +106,8 @@ def special_tokens(end_of_text: int) -> dict[str, int]:
 
 def hf_weights(model: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of model.safetensors by their names there."""
-    found: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
-        found |= _exported(model, name.replace("blocks.", "layers.", 1), tensor)
-    return found
+    each = (_exported(model, name.replace("blocks.", "layers.", 1), tensor) for name, tensor in weights.items())
+    return {name: tensor for found in each for name, tensor in found.items()}
 
 
 def _exported(model: ModelConfig, name: str, tensor: Tensor) -> dict[str, Tensor]:

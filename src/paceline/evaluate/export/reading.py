@@ -1,8 +1,7 @@
-"""The weights of an export by our own names again: what `paceline export` wrote, in either form. Nothing is executed.
+"""The weights of an export by our own names again. Nothing is executed.
 
-Where an export renames, splits, turns or changes signs, the same functions are asked what they do to the numbers of the
-places, and that is undone: one mapping, written once. Costs 16 bytes a parameter for a moment, of a GPT-2 or Llama for
-the whole model, of our own architecture for one tensor at a time.
+The functions that write an export are asked what they do to the numbers of the places, and that is undone. Costs 16
+bytes a parameter for a moment, of a GPT-2 or Llama for the whole model, of our own architecture a tensor at a time.
 """
 
 import json
