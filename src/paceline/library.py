@@ -1,11 +1,7 @@
 """paceline from Python: shards from text, configs from presets, runs with a callback, text from them, comparisons.
 
-    config = paceline.configure("demo", {"steps": 200, "model.softcap": None})
-    run = paceline.pretrain(config, on_metrics=print)
-    print(run.card.val_loss, run.generate("Return the"))
-
-The command line does the same things with the same names, and a run made here is a folder like any other. Mistakes
-raise `PacelineError` with the line that the command would print. torch is imported when a run starts or writes.
+The command line does the same with the same names. Mistakes raise `PacelineError` with the line that the command would
+print. torch is imported when a run starts or writes.
 """
 
 import math
@@ -43,20 +39,9 @@ if TYPE_CHECKING:
     from paceline.train.on_step import OnStep
 
 __all__ = [
-    "EvalMetrics",
-    "PacelineError",
-    "Plugin",
-    "Run",
-    "RunConfig",
-    "StepMetrics",
-    "ablate",
-    "compare",
-    "configure",
-    "load",
-    "prepare",
-    "presets",
-    "pretrain",
-]
+    "EvalMetrics", "PacelineError", "Plugin", "Run", "RunConfig", "StepMetrics",
+    "ablate", "compare", "configure", "load", "prepare", "presets", "pretrain",
+]  # fmt: skip
 """The one list of what `import paceline` gives."""
 
 
@@ -135,8 +120,7 @@ def configure(
         raise ConfigError(f"{unknown[0]}: no such setting; `paceline train {name} --help` lists them")
     if isinstance(steps := left.get("steps"), int) and steps > 0:
         config = with_steps(config, steps)
-    named = not left.keys().isdisjoint(("data.dir", *NAMED_TOGETHER))
-    if not named and not Path(config.data.dir).is_dir():
+    if left.keys().isdisjoint(("data.dir", *NAMED_TOGETHER)) and not Path(config.data.dir).is_dir():
         return with_values(config, left)  # no data but the preset's own: numpy need not be imported
     from paceline.text.identity import check_identity, following
 
@@ -249,8 +233,8 @@ def ablate(
         first, count = found.not_counted[0], len(found.not_counted)
         refused = [str(folder / one.run.name) for one in outcomes(plan.runs, folder) if one.state == "refused"]
         cure = f"delete {', '.join(refused)}, then " if refused else ""  # what is there is never overwritten
-        again = f"{cure}the same call tries them again"
-        raise RunError(f"{folder}: {count} runs did not count, the first {first.run}: {first.why}; {again}")
+        why = f"{count} runs did not count, the first {first.run}: {first.why}"
+        raise RunError(f"{folder}: {why}; {cure}the same call tries them again")
     return found
 
 

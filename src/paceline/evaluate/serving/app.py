@@ -78,15 +78,9 @@ class Server:
         # in a thread, because a long prompt takes a while to cut into tokens
         asked = await asyncio.to_thread(parse_completion, body, self.tokenizer, model=self.name, **sizes)
         limit_s = self.limits.timeout_s
+        ends = {"new_tokens": asked.new_tokens, "deadline": arrived + limit_s}
         streams = [
-            Stream(
-                sampling,
-                prompt,
-                asked.new_tokens,
-                deadline=arrived + limit_s,
-                logprobs=asked.logprobs,
-                echo_from=int(opened) if asked.echo else None,
-            )
+            Stream(sampling, prompt, **ends, logprobs=asked.logprobs, echo_from=int(opened) if asked.echo else None)
             for prompt, opened in zip(asked.prompts, asked.opened, strict=True)
             for sampling in asked.samplings
         ]
@@ -130,18 +124,18 @@ class _Events(StreamingResponse):
 
 async def _while_connected(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:
     """What `work` returns, or None if the client leaves before; then it is cancelled."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+
+    async def leave() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(leave())
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else None
     finally:
         working.cancel()
         leaving.cancel()
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class _Guard:
@@ -166,19 +160,13 @@ class _Guard:
         await app(scope, receive, guarded)
 
 
-async def _refuse(_: Request, refusal: Exception) -> Response:
-    assert isinstance(refusal, RefusedError)
-    return JSONResponse(error(refusal), refusal.status, headers={"Retry-After": "1"} if refusal.status == 429 else {})
-
-
-async def _refuse_http(request: Request, found: Exception) -> Response:
-    assert isinstance(found, HTTPException)
-    message = f"{request.method} {request.url.path[:80]}: {found.detail}"
-    return JSONResponse(error(RefusedError(message)), found.status_code, headers=found.headers)
-
-
-async def _gone(_: Request, __: Exception) -> Response:
-    return Response(status_code=GONE)
+async def _refuse(request: Request, found: Exception) -> Response:
+    if isinstance(found, HTTPException):
+        message = f"{request.method} {request.url.path[:80]}: {found.detail}"
+        return JSONResponse(error(RefusedError(message)), found.status_code, headers=found.headers)
+    if not isinstance(found, RefusedError):
+        return Response(status_code=GONE)
+    return JSONResponse(error(found), found.status, headers={"Retry-After": "1"} if found.status == 429 else {})
 
 
 def make_engine(model: GPT, windows: Windows, limits: ServeConfig) -> Engine:
@@ -215,7 +203,7 @@ def make_app(
         Route("/v1/completions", server.completions, methods=["POST"]),
         Route("/v1/chat/completions", server.chat, methods=["POST"]),
     ]
-    handlers = {RefusedError: _refuse, HTTPException: _refuse_http, ClientDisconnect: _gone}
+    handlers = dict.fromkeys((RefusedError, HTTPException, ClientDisconnect), _refuse)
     return _Guard(Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers), hosts)
 
 
