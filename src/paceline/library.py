@@ -61,13 +61,11 @@ def prepare(
 ) -> "DatasetManifest":
     """Text to shards in the folder `out`, for {"data.dir": out}: files (.txt, .md, .jsonl, .json, .csv, packed or not,
     .parquet, .arrow) or folders of them; with `ids_of`, files of token ids. `tokenizer` is gpt2, bytes, bpe-N for one
-    of N tokens trained on this text, or a folder that has one.
+    of N tokens trained on this text, or a folder that has one. The rest is as `paceline data prepare` has it.
 
-    `val_share` of the bytes is kept for validation, documents chosen by a hash of their text, and the end of one where
-    whole ones do not fit. `document_separator` parts the documents inside a .txt. `on_bad_text` replaces or leaves out
-    what cannot be read, and warns if more than 1 % is lost; `skip_bad` is "skip-line"; `overwrite` begins anew. Called
-    again it finds all done, or goes on. `workers` processes cut the text; more than one import the calling script
-    again, which must then keep what it does under `if __name__ == "__main__":`."""
+    Warns if more than 1 % of the text is lost. Called again it finds all done, or goes on; `overwrite` begins anew.
+    More than one of `workers` import the calling script again, which must then keep what it does under
+    `if __name__ == "__main__":`."""
     from paceline.text.prepare import prepare as prepared
 
     config = PrepareConfig(
@@ -185,9 +183,8 @@ def load(where: str | Path = "latest", *, plugins: Sequence[str | Path] = ()) ->
 
 
 def compare(runs: "Sequence[Run | str | Path]", *, target: float | None = None) -> "Comparison":
-    """What finished runs show and what is noise: runs that differ in the seed only form a group; each has its mean,
-    spread and noise floor, each two groups their difference with an interval. `target`: a loss to test each mean
-    against. Each look is noted beside the runs, as `paceline compare` does; needs paceline[report]."""
+    """What finished runs show and what is noise, as `paceline compare` does it: groups of runs that differ in the seed
+    only, and the difference of each two. `target`: a loss to test each mean against. Needs paceline[report]."""
     if isinstance(runs, str) or not isinstance(runs, Iterable):
         raise ConfigError(f'{runs!r:.40} is not a list of runs; give one such as ["runs/a", "runs/b"]')
     if target is not None and not (isinstance(target, Real) and math.isfinite(target)):

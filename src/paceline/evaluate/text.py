@@ -1,8 +1,7 @@
 """Bits per byte of a text that the user has: the one figure that compares models with different tokenizers.
 
-A text is one document, opened by end-of-text, read in sequences that overlap: each is as long as those of training,
-and counts only the half that no earlier one has counted. So all of the text counts once, and past the first sequence
-every token has at least half a sequence before it. That costs twice the passes of sequences side by side.
+A text is one document, read in sequences of which each counts only the half that no earlier one has counted. So past
+the first every token has at least half a sequence before it, for twice the passes of sequences side by side.
 """
 
 import codecs

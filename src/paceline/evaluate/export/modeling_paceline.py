@@ -7,7 +7,7 @@ grows with the square of a prompt's length.
 Shape letters: B sequences, T tokens of this pass, S tokens seen so far (cached ones first), H heads, D head width.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -96,6 +96,18 @@ def attention_mask_of(
     return seen[:, None]
 
 
+class Pass(NamedTuple):
+    """What all layers of a forward pass share."""
+
+    dtype: torch.dtype
+    """Of products."""
+    rotary: dict[int, CosSin]
+    """By the number of pairs that turn."""
+    masks: dict[int, Tensor]
+    """By window."""
+    cache: Cache | None
+
+
 class Attention(nn.Module):
     def __init__(self, config: PacelineConfig, layer: int, slot: int) -> None:
         """`slot`: the cache's place for this layer."""
@@ -113,28 +125,21 @@ class Attention(nn.Module):
             self.value_gate = nn.Linear(2 * config.value_gates, kv_heads, bias=False)
         self.output_scale = nn.Parameter(torch.ones(1)) if config.residual_scales else None
 
-    def forward(
-        self,
-        x: Tensor,
-        value_embed: Tensor | None,
-        rotary: CosSin | None,
-        mask: Tensor,
-        cache: Cache | None,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, value_embed: Tensor | None, given: Pass) -> tuple[Tensor, Tensor]:
         """The branch's output (B, T, width) for a normalised stream, and the layer's own values before `value_embed`,
-        (B, T, H_kv, D), was mixed in. `dtype`: format of products."""
+        (B, T, H_kv, D), was mixed in."""
+        c, layer = self.config, self.layer
         parts = ((self.query, self.qk_dim), (self.key, self.qk_dim), (self.value, self.v_dim))
-        q, k, raw_v = (affine(x.to(dtype), part).unflatten(-1, (-1, dim)) for part, dim in parts)
+        q, k, raw_v = (affine(x.to(given.dtype), part).unflatten(-1, (-1, dim)) for part, dim in parts)
+        rotary, mask = given.rotary.get(c.rotary_pairs[layer]), given.masks[c.window_tokens[layer]]
         q, k, v = self.positioned(q, rotary), self.positioned(k, rotary), self.mixed(x, raw_v, value_embed)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        if cache is not None:
-            k, v = cache.update(k, v, self.slot)
-        group = self.config.num_attention_heads // self.config.num_key_value_heads
+        if given.cache is not None:
+            k, v = given.cache.update(k, v, self.slot)
+        group = c.num_attention_heads // c.num_key_value_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.config.score_scales[self.layer])
-        branch = affine(y.transpose(1, 2).flatten(-2), self.output, self.output_scale)
-        scale = self.config.attention_branch_scale
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=c.score_scales[layer])
+        branch, scale = affine(y.transpose(1, 2).flatten(-2), self.output, self.output_scale), c.attention_branch_scale
         return (branch if scale == 1.0 else scale * branch), raw_v
 
     def positioned(self, x: Tensor, rotary: CosSin | None) -> Tensor:
@@ -195,23 +200,23 @@ class Block(nn.Module):
         self.mlp = MLP(config, hidden) if hidden else None
 
     def forward(
-        self, x: Tensor, x0: Tensor, attended: Tensor | None, dtype: torch.dtype, *given: Any
+        self, x: Tensor, x0: Tensor, attended: Tensor | None, value_embed: Tensor | None, given: Pass
     ) -> tuple[Tensor, Tensor | None]:
         """The stream after this block, and its own values if it has attention. `attended`: the stream that attention
-        reads, if not its own; `dtype`: format of products; `given`: what else `Attention.forward` takes."""
+        reads, if not its own."""
         branch = raw_v = None
         if self.x0_mix is not None:
             x = self.x0_mix[0] * x + self.x0_mix[1] * x0
         if self.attention is not None and self.attention_norm is not None:
             normed = self.attention_norm(x if attended is None else attended)
-            branch, raw_v = self.attention(normed, *given, dtype)
+            branch, raw_v = self.attention(normed, value_embed, given)
         x = self.kept(x, 0)
         if self.x0_gate is not None:
             x = x + scalar(self.config, self.x0_gate) * x0
         if branch is not None:
             x = x + branch
         if self.mlp is not None and self.mlp_norm is not None:
-            x = self.kept(x, 1) + self.mlp(self.mlp_norm(x).to(dtype))
+            x = self.kept(x, 1) + self.mlp(self.mlp_norm(x).to(given.dtype))
         return x, raw_v
 
     def kept(self, x: Tensor, sub_layer: int) -> Tensor:
@@ -268,7 +273,8 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values = DynamicCache()
         positions, masks = self.positions_and_masks(input_ids, attention_mask, position_ids, past_key_values)
         rotary = {pairs: rotary_rows(self.config, positions, pairs) for pairs in set(self.config.rotary_pairs) if pairs}
-        x = self.stream(input_ids, positions, rotary, masks, past_key_values)
+        dtype = self.products_dtype(input_ids.device)
+        x = self.stream(input_ids, positions, Pass(dtype, rotary, masks, past_key_values))
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.head(x[:, kept])
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
@@ -307,16 +313,9 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
         found = cache.update(positions[:, None, :, None], documents[:, None, :, None], slot)
         return found[0][:, 0, :, 0], found[1][:, 0, :, 0]
 
-    def stream(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        rotary: dict[int, CosSin],
-        masks: dict[int, Tensor],
-        cache: Cache | None,
-    ) -> Tensor:
+    def stream(self, tokens: Tensor, positions: Tensor, given: Pass) -> Tensor:
         """The residual stream after the last block, (B, T, width)."""
-        c, dtype = self.config, self.products_dtype(tokens.device)
+        c, dtype = self.config, given.dtype
         x: Tensor = self.embed_tokens(tokens)
         if c.learned_positions:
             x = x + self.embed_positions(positions)
@@ -335,9 +334,7 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
             value_embed = first
             if table is not None:  # (B, T, H_kv, D)
                 value_embed = self.value_embeddings[str(table)](tokens).to(dtype).unflatten(-1, (-1, c.v_dims[layer]))
-            here, mask = rotary.get(c.rotary_pairs[layer]), masks[c.window_tokens[layer]]
-            attended = None if source is None else after[source]
-            x, raw_v = block(x, x0, attended, dtype, value_embed, here, mask, cache)
+            x, raw_v = block(x, x0, None if source is None else after[source], value_embed, given)
             if c.value_residual and layer == 0:
                 first = raw_v
             if layer in read_later:

@@ -1,7 +1,7 @@
 """The server: the completions protocol and a page to type into, for this machine's user, until Ctrl-C.
 
-A request that ends early, by its client's leaving or by any error, closes its `Reply`, and that frees its slots. A body
-must call itself JSON: a page of another site can only send such a one after asking, and is never allowed to.
+A request that ends, however it does, closes its `Reply`, and that frees its slots. A body must call itself JSON, which
+a page of another site may not send.
 """
 
 import asyncio
@@ -60,13 +60,12 @@ class Server:
         """Of prompt and text together."""
         return self.engine.batcher.decoder.max_tokens
 
-    async def models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [model_card(self.name, self.started)]})
-
-    async def model(self, request: Request) -> Response:
-        if request.path_params["name"] != self.name:
+    async def models(self, request: Request) -> Response:
+        """All, or the one that the path names."""
+        card, name = model_card(self.name, self.started), request.path_params.get("name")
+        if name not in (None, self.name):
             raise RefusedError(f"there is only the model {self.name!r} here", status=404, code="model_not_found")
-        return JSONResponse(model_card(self.name, self.started))
+        return JSONResponse({"object": "list", "data": [card]} if name is None else card)
 
     async def page(self, _: Request) -> Response:
         return HTMLResponse(page(self.name, self.max_tokens, self.about))
@@ -199,7 +198,7 @@ def make_app(
     routes = [
         Route("/", server.page),
         Route("/v1/models", server.models),
-        Route("/v1/models/{name}", server.model),
+        Route("/v1/models/{name}", server.models),
         Route("/v1/completions", server.completions, methods=["POST"]),
         Route("/v1/chat/completions", server.chat, methods=["POST"]),
     ]
@@ -224,15 +223,9 @@ def make_server(app: ASGIApp, *, texts: int, answer_s: float) -> uvicorn.Server:
         most = texts + SPARE_CONNECTIONS
         request_s = BODY_S + answer_s + END_S
 
+    quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
     config = uvicorn.Config(
-        app,
-        http=LimitedConnection,
-        ws="none",
-        lifespan="on",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=END_S,
+        app, http=LimitedConnection, ws="none", lifespan="on", timeout_graceful_shutdown=END_S, **quiet
     )
     return uvicorn.Server(config)
 
