@@ -151,9 +151,8 @@ def pretrain(
     if on_step_at is not None:
         _expect(on_step_at, Container, "a collection of steps", "range(0, 311, 50)")
     if missing := not_loaded(config.plugins):
-        raise ConfigError(
-            f"the plug-in {missing[0]} is not loaded, or was changed since; configure(..., plugins=[FILE])"
-        )
+        why = "is not loaded, or was changed since"
+        raise ConfigError(f"the plug-in {missing[0]} {why}; configure(..., plugins=[FILE])")
     limit_openmp_spin()
     from paceline.text.identity import check_identity
     from paceline.train.run import start_run

@@ -139,12 +139,12 @@ class DecodeGraph:
         try:
             self.following = torch.compile(self._following, fullgraph=True, dynamic=False)
             self._step()
+            return True
         except Exception as error:
             lines = (str(error).strip() or type(error).__name__).splitlines()
             log.warning("the step is not compiled: %s", " ".join(lines[:2]))  # who failed, and with what
             self.following = self._following
             return False
-        return True
 
     @torch.no_grad()
     def _captured(self) -> Callable[[], None]:

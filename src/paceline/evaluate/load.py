@@ -90,9 +90,8 @@ def _check_activation(saved: SavedRun) -> None:
     name, brought = saved.config.model.activation, plugins.tables("activations", saved.config.plugins)
     if name not in ACTIVATIONS and not any(name in table for table in brought):
         had = ", ".join(map(str, saved.config.plugins)) or "one that its config does not name"
-        raise RunError(
-            f"{saved.folder.path}: its activation {name!r:.60} is of a plug-in ({had}); name it with --plugin"
-        )
+        whose = f"{saved.folder.path}: its activation {name!r:.60} is of a plug-in ({had})"
+        raise RunError(f"{whose}; name it with --plugin")
 
 
 def _shipped(saved: store.Checkpoint, config: RunConfig) -> store.Checkpoint:

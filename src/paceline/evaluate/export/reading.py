@@ -45,10 +45,8 @@ def read_export(folder: Path, model: ModelConfig) -> dict[str, Tensor]:
         raise RunError(f"{folder}: holds a model of type {kind}, but this run's is of type {wanted}; use its settings")
     if shape is not None:
         return _undone(folder, lambda ours: stock_weights(model, shape, ours), specs, theirs)
-    found: dict[str, Tensor] = {}
-    for spec in specs:
-        found |= _undone(folder, lambda ours: hf_weights(model, ours), [spec], theirs)
-    return found
+    each = (_undone(folder, lambda ours: hf_weights(model, ours), [spec], theirs) for spec in specs)
+    return {name: tensor for found in each for name, tensor in found.items()}
 
 
 def _undone(

@@ -77,10 +77,9 @@ class Server:
         # in a thread, because a long prompt takes a while to cut into tokens
         asked = await asyncio.to_thread(parse_completion, body, self.tokenizer, model=self.name, **sizes)
         limit_s = self.limits.timeout_s
-        ends = {"new_tokens": asked.new_tokens, "deadline": arrived + limit_s}
         streams = [
-            Stream(sampling, prompt, **ends, logprobs=asked.logprobs, echo_from=int(opened) if asked.echo else None)
-            for prompt, opened in zip(asked.prompts, asked.opened, strict=True)
+            Stream(sampling, prompt, asked.new_tokens, arrived + limit_s, logprobs=asked.logprobs, echo_from=first)
+            for prompt, first in zip(asked.prompts, asked.echo_from, strict=True)
             for sampling in asked.samplings
         ]
         answer = Answer(self.name, self.tokenizer, asked, self.engine.open(streams), limit_s)

@@ -38,8 +38,8 @@ class Completion:
     prompts: tuple[list[int], ...]
     given: tuple[str, ...]
     """Each prompt as text, for `echo`."""
-    opened: tuple[bool, ...]
-    """Whether an end-of-text was put before the prompt, which `echo` leaves out."""
+    echo_from: tuple[int | None, ...]
+    """The first token of each prompt that `echo` gives: not an end-of-text that was put before it. None: no echo."""
     n: int
     new_tokens: int
     sampling: SamplingConfig
@@ -100,7 +100,7 @@ def parse_completion(
         given=tuple(
             one if isinstance(one, str) else tokenizer.decode_bytes(one).decode(errors="replace") for one in asked
         ),
-        opened=tuple(isinstance(one, str) for one in asked),
+        echo_from=tuple(int(isinstance(one, str)) if echo else None for one in asked),
         n=n,
         new_tokens=new_tokens,
         sampling=SamplingConfig(
