@@ -19,7 +19,7 @@ from model.lively import (
     small,
     windows_of,
 )
-from paceline.core.probe import compiler
+from paceline.core.probe import bf16_products, compiler
 from paceline.evaluate import decode_graph
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.decode import Decoder, Place, plan_plainly
@@ -31,6 +31,7 @@ from paceline.model.gpt import GPT
 from paceline.model.ops import linear, rms_norm
 from paceline.recipes.presets import PRESETS
 from paceline.recipes.scaling import scaled
+from paceline.settings.model import PrecisionConfig
 
 GREEDY = SamplingConfig(temperature=0.0)
 KINDS = [GREEDY, SamplingConfig(seed=3), SamplingConfig(top_k=None, seed=4), SamplingConfig(top_k=None, top_p=0.9)]
@@ -45,6 +46,22 @@ def test_preparing_a_copy_leaves_the_model_as_it_is() -> None:
     for name, (dtype, learns, value) in before.items():
         assert (after[name].dtype, after[name].requires_grad) == (dtype, learns)
         assert torch.equal(after[name], value)
+
+
+def test_a_copy_keeps_in_bf16_what_its_products_read_and_nothing_else() -> None:
+    """Gates are read in fp32: in another format the copy could not run."""
+    model = small("blocks", **PREVIOUS_TOKENS, precision=PrecisionConfig(compute="bf16", scalars="bf16"))
+    copy = dict(prepared(model).named_parameters())
+    cast = {name for name, p in copy.items() if p.dtype == torch.bfloat16 and p.dim() == 2}
+    ends = {name.rpartition(".")[2] for name in cast}
+    assert ends == {"qkv", "output", "up", "down", "head"}
+    assert copy["blocks.0.attention.value_gate"].dtype == torch.float32
+    if bf16_products("cpu").usable:
+        tokens = tokens_like(40, seed=1)
+        found, expected = (
+            Decoder(one, windows=(128, 384), max_tokens=60).feed(tokens) for one in (prepared(model), model)
+        )
+        torch.testing.assert_close(found, expected, rtol=2**-7, atol=2**-5)
 
 
 def tokens_like(length: int, seed: int) -> Tensor:

@@ -18,13 +18,13 @@ from paceline.model.embed import Embeddings
 from paceline.model.gpt import GPT
 from paceline.model.ops import torch_dtype
 from paceline.model.rotary import RotaryCosSin
+from paceline.settings.spec import describe
 
 
 def prepared(model: GPT) -> GPT:
     """A copy that shares the tables. Matrices are kept in the format of their products, to which every pass would cast
     them otherwise, and one matrix gives queries, keys and values."""
-    tables = {id(table): table for table in model.embeddings.parameters()}
-    lean = copy.deepcopy(model, dict(tables))
+    lean = copy.deepcopy(model, {id(table): table for table in model.embeddings.parameters()})
     config, dtype = replace(model.config, qkv="fused"), torch_dtype(model.config.precision.compute)
     _ = config.layers, config.attending, config.value_table_widths  # cached under a lock that a compiler cannot take
     for module in lean.modules():
@@ -36,8 +36,9 @@ def prepared(model: GPT) -> GPT:
             module.forward_with = attention_row
         if isinstance(module, MLP):
             module.forward_with = mlp_row
-    for parameter in lean.parameters():
-        if parameter.dim() == 2 and id(parameter) not in tables:
+    kept_in_dtype = {spec.name for spec in describe(config).parameters if spec.group in ("matrices", "lm_head")}
+    for name, parameter in lean.named_parameters():
+        if name in kept_in_dtype:
             parameter.data = parameter.data.to(dtype)
     return lean
 
