@@ -61,7 +61,7 @@ def prepare(
 ) -> "DatasetManifest":
     """Text to shards in the folder `out`, for {"data.dir": out}: files (.txt, .md, .jsonl, .json, .csv, packed or not,
     .parquet, .arrow) or folders of them; with `ids_of`, files of token ids. `tokenizer` is gpt2, bytes, bpe-N for one
-    of N tokens trained on this text, or a folder that has one. The rest is as `paceline data prepare` has it.
+    of N tokens trained on this text, or a folder that has one. The others are the flags of `paceline data prepare`.
 
     Warns if more than 1 % of the text is lost. Called again it finds all done, or goes on; `overwrite` begins anew.
     More than one of `workers` import the calling script again, which must then keep what it does under
@@ -183,7 +183,8 @@ def load(where: str | Path = "latest", *, plugins: Sequence[str | Path] = ()) ->
 
 def compare(runs: "Sequence[Run | str | Path]", *, target: float | None = None) -> "Comparison":
     """What finished runs show and what is noise, as `paceline compare` does it: groups of runs that differ in the seed
-    only, and the difference of each two. `target`: a loss to test each mean against. Needs paceline[report]."""
+    only, and the difference of each two. `target`: a loss to test each mean against. Each look is noted beside the
+    runs. Needs paceline[report]."""
     if isinstance(runs, str) or not isinstance(runs, Iterable):
         raise ConfigError(f'{runs!r:.40} is not a list of runs; give one such as ["runs/a", "runs/b"]')
     if target is not None and not (isinstance(target, Real) and math.isfinite(target)):
