@@ -1,11 +1,7 @@
 """paceline from Python: shards from text, configs from presets, runs with a callback, text from them, comparisons.
 
-    config = paceline.configure("demo", {"steps": 200, "model.softcap": None})
-    run = paceline.pretrain(config, on_metrics=print)
-    print(run.card.val_loss, run.generate("Return the"))
-
-The command line does the same things with the same names, and a run made here is a folder like any other. Mistakes
-raise `PacelineError` with the line that the command would print. torch is imported when a run starts or writes.
+The command line does the same with the same names. Mistakes raise `PacelineError` with the line that the command would
+print. torch is imported when a run starts or writes.
 """
 
 import math
@@ -43,20 +39,9 @@ if TYPE_CHECKING:
     from paceline.train.on_step import OnStep
 
 __all__ = [
-    "EvalMetrics",
-    "PacelineError",
-    "Plugin",
-    "Run",
-    "RunConfig",
-    "StepMetrics",
-    "ablate",
-    "compare",
-    "configure",
-    "load",
-    "prepare",
-    "presets",
-    "pretrain",
-]
+    "EvalMetrics", "PacelineError", "Plugin", "Run", "RunConfig", "StepMetrics",
+    "ablate", "compare", "configure", "load", "prepare", "presets", "pretrain",
+]  # fmt: skip
 """The one list of what `import paceline` gives."""
 
 
@@ -76,13 +61,11 @@ def prepare(
 ) -> "DatasetManifest":
     """Text to shards in the folder `out`, for {"data.dir": out}: files (.txt, .md, .jsonl, .json, .csv, packed or not,
     .parquet, .arrow) or folders of them; with `ids_of`, files of token ids. `tokenizer` is gpt2, bytes, bpe-N for one
-    of N tokens trained on this text, or a folder that has one.
+    of N tokens trained on this text, or a folder that has one. The others are the flags of `paceline data prepare`.
 
-    `val_share` of the bytes is kept for validation, documents chosen by a hash of their text, and the end of one where
-    whole ones do not fit. `document_separator` parts the documents inside a .txt. `on_bad_text` replaces or leaves out
-    what cannot be read, and warns if more than 1 % is lost; `skip_bad` is "skip-line"; `overwrite` begins anew. Called
-    again it finds all done, or goes on. `workers` processes cut the text; more than one import the calling script
-    again, which must then keep what it does under `if __name__ == "__main__":`."""
+    Warns if more than 1 % of the text is lost. Called again it finds all done, or goes on; `overwrite` begins anew.
+    More than one of `workers` import the calling script again, which must then keep what it does under
+    `if __name__ == "__main__":`."""
     from paceline.text.prepare import prepare as prepared
 
     config = PrepareConfig(
@@ -135,8 +118,7 @@ def configure(
         raise ConfigError(f"{unknown[0]}: no such setting; `paceline train {name} --help` lists them")
     if isinstance(steps := left.get("steps"), int) and steps > 0:
         config = with_steps(config, steps)
-    named = not left.keys().isdisjoint(("data.dir", *NAMED_TOGETHER))
-    if not named and not Path(config.data.dir).is_dir():
+    if left.keys().isdisjoint(("data.dir", *NAMED_TOGETHER)) and not Path(config.data.dir).is_dir():
         return with_values(config, left)  # no data but the preset's own: numpy need not be imported
     from paceline.text.identity import check_identity, following
 
@@ -169,9 +151,8 @@ def pretrain(
     if on_step_at is not None:
         _expect(on_step_at, Container, "a collection of steps", "range(0, 311, 50)")
     if missing := not_loaded(config.plugins):
-        raise ConfigError(
-            f"the plug-in {missing[0]} is not loaded, or was changed since; configure(..., plugins=[FILE])"
-        )
+        why = "is not loaded, or was changed since"
+        raise ConfigError(f"the plug-in {missing[0]} {why}; configure(..., plugins=[FILE])")
     limit_openmp_spin()
     from paceline.text.identity import check_identity
     from paceline.train.run import start_run
@@ -201,9 +182,9 @@ def load(where: str | Path = "latest", *, plugins: Sequence[str | Path] = ()) ->
 
 
 def compare(runs: "Sequence[Run | str | Path]", *, target: float | None = None) -> "Comparison":
-    """What finished runs show and what is noise: runs that differ in the seed only form a group; each has its mean,
-    spread and noise floor, each two groups their difference with an interval. `target`: a loss to test each mean
-    against. Each look is noted beside the runs, as `paceline compare` does; needs paceline[report]."""
+    """What finished runs show and what is noise, as `paceline compare` does it: groups of runs that differ in the seed
+    only, and the difference of each two. `target`: a loss to test each mean against. Each look is noted beside the
+    runs. Needs paceline[report]."""
     if isinstance(runs, str) or not isinstance(runs, Iterable):
         raise ConfigError(f'{runs!r:.40} is not a list of runs; give one such as ["runs/a", "runs/b"]')
     if target is not None and not (isinstance(target, Real) and math.isfinite(target)):
@@ -249,8 +230,8 @@ def ablate(
         first, count = found.not_counted[0], len(found.not_counted)
         refused = [str(folder / one.run.name) for one in outcomes(plan.runs, folder) if one.state == "refused"]
         cure = f"delete {', '.join(refused)}, then " if refused else ""  # what is there is never overwritten
-        again = f"{cure}the same call tries them again"
-        raise RunError(f"{folder}: {count} runs did not count, the first {first.run}: {first.why}; {again}")
+        why = f"{count} runs did not count, the first {first.run}: {first.why}"
+        raise RunError(f"{folder}: {why}; {cure}the same call tries them again")
     return found
 
 

@@ -1,15 +1,26 @@
 """The cache changes nothing: same logits and same tokens as a whole forward pass, past window and document borders."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from model.lively import LAYERS_OF_MANY_SHAPES, WINDOWS, lively, logits_without_cache, small, windows_of
+from model.lively import (
+    LAYERS_OF_MANY_SHAPES,
+    PREVIOUS_TOKENS,
+    WINDOWS,
+    lively,
+    logits_without_cache,
+    small,
+    windows_of,
+)
 from paceline.core.errors import UserError
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.decode import Decoder
 from paceline.evaluate.generate import generate, sample_text
+from paceline.evaluate.inference_model import prepared
 from paceline.model.gpt import GPT
 from paceline.recipes.presets import PRESETS
 from paceline.recipes.scaling import scaled
@@ -77,11 +88,23 @@ def test_slots_of_unequal_length_do_not_disturb_each_other_past_their_rings() ->
         feed(slots, count)
 
 
-def test_layers_of_many_shapes_with_two_windows_decode_as_they_train() -> None:
-    model, windows = small("blocks", **LAYERS_OF_MANY_SHAPES), (128, 384)
-    tokens = torch.randint(0, 61, (1, 700), generator=torch.Generator().manual_seed(7))
-    decoder = Decoder(model, windows=windows, max_tokens=700)
-    for end in (300, 301, 650, 700):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        LAYERS_OF_MANY_SHAPES,
+        PREVIOUS_TOKENS,
+        {"smear": True, "positions": "learned", "long_window": LAYERS_OF_MANY_SHAPES["long_window"]},
+    ],
+    ids=["shapes", "previous tokens", "smeared positions"],
+)
+@pytest.mark.parametrize("ready", [lambda model: model, prepared], ids=["as trained", "prepared"])
+def test_layers_of_many_kinds_with_two_windows_decode_as_they_train(
+    changes: dict[str, Any], ready: Callable[[GPT], GPT]
+) -> None:
+    model, windows = small("blocks", **changes), (128, 384)
+    tokens = torch.randint(0, 61, (2, 700), generator=torch.Generator().manual_seed(7))
+    decoder = Decoder(ready(model), windows=windows, max_tokens=700, slots=2)
+    for end in (300, 301, 302, 650, 700):
         got = decoder.feed(tokens[:, decoder.lengths[0] : end])
         expected = logits_without_cache(model, tokens[:, :end], windows=windows)
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)

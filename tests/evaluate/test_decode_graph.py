@@ -3,14 +3,23 @@
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
-from model.lively import LAYERS_OF_MANY_SHAPES, WINDOWS, lively, logits_without_cache, small, windows_of
-from paceline.core.probe import compiler
+from model.lively import (
+    LAYERS_OF_MANY_SHAPES,
+    PREVIOUS_TOKENS,
+    WINDOWS,
+    lively,
+    logits_without_cache,
+    small,
+    windows_of,
+)
+from paceline.core.probe import bf16_products, compiler
 from paceline.evaluate import decode_graph
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.decode import Decoder, Place, plan_plainly
@@ -22,6 +31,7 @@ from paceline.model.gpt import GPT
 from paceline.model.ops import linear, rms_norm
 from paceline.recipes.presets import PRESETS
 from paceline.recipes.scaling import scaled
+from paceline.settings.model import PrecisionConfig
 
 GREEDY = SamplingConfig(temperature=0.0)
 KINDS = [GREEDY, SamplingConfig(seed=3), SamplingConfig(top_k=None, seed=4), SamplingConfig(top_k=None, top_p=0.9)]
@@ -38,18 +48,38 @@ def test_preparing_a_copy_leaves_the_model_as_it_is() -> None:
         assert torch.equal(after[name], value)
 
 
+def test_a_copy_keeps_in_bf16_what_its_products_read_and_nothing_else() -> None:
+    """Gates are read in fp32: in another format the copy could not run."""
+    model = small("blocks", **PREVIOUS_TOKENS, precision=PrecisionConfig(compute="bf16", scalars="bf16"))
+    copy = dict(prepared(model).named_parameters())
+    cast = {name for name, p in copy.items() if p.dtype == torch.bfloat16 and p.dim() == 2}
+    ends = {name.rpartition(".")[2] for name in cast}
+    assert ends == {"qkv", "output", "up", "down", "head"}
+    assert copy["blocks.0.attention.value_gate"].dtype == torch.float32
+    if bf16_products("cpu").usable:
+        tokens = tokens_like(40, seed=1)
+        found, expected = (
+            Decoder(one, windows=(128, 384), max_tokens=60).feed(tokens) for one in (prepared(model), model)
+        )
+        torch.testing.assert_close(found, expected, rtol=2**-7, atol=2**-5)
+
+
 def tokens_like(length: int, seed: int) -> Tensor:
     """(1, length); 0s open documents."""
     return torch.randint(0, 61, (1, length), generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize(
-    "unit", [pytest.param(unit, marks=() if unit in ("tokens", "blocks") else pytest.mark.slow) for unit in WINDOWS]
+    ("unit", "changes"),
+    [
+        *(pytest.param(unit, {}, marks=() if unit in ("tokens", "blocks") else pytest.mark.slow) for unit in WINDOWS),
+        pytest.param("blocks", PREVIOUS_TOKENS, id="previous tokens"),
+    ],
 )
-def test_slots_of_all_lengths_go_on_as_each_would_alone(unit: str) -> None:
+def test_slots_of_all_lengths_go_on_as_each_would_alone(unit: str, changes: dict[str, Any]) -> None:
     """One is empty, one at its first tokens, one before and one past its ring's end; one of them stands still for a
     while and one is given to another text."""
-    model = small(unit)
+    model = small(unit, **changes)
     prompts = {slot: tokens_like(length, slot) for slot, length in {1: 1, 2: 380, 3: 600, 4: 90}.items()}
     decoder = Decoder(model, windows=windows_of(model, 128), max_tokens=800, slots=5)
     graph = DecodeGraph(decoder)
@@ -90,8 +120,9 @@ def test_every_preset_writes_the_same_as_step_by_step(name: str) -> None:
     assert list(_by_decode_graph(model, prompt, Writing(GREEDY), windows_of(model, 128), 8)) == plain
 
 
-def test_layers_of_many_shapes_with_two_windows_write_the_same_as_step_by_step() -> None:
-    model, prompt = small("blocks", **LAYERS_OF_MANY_SHAPES), tokens_like(500, seed=1)[0].tolist()
+@pytest.mark.parametrize("changes", [LAYERS_OF_MANY_SHAPES, PREVIOUS_TOKENS], ids=["shapes", "previous tokens"])
+def test_layers_of_many_kinds_with_two_windows_write_the_same_as_step_by_step(changes: dict[str, Any]) -> None:
+    model, prompt = small("blocks", **changes), tokens_like(500, seed=1)[0].tolist()
     plain = list(_one_by_one(model, prompt, Writing(GREEDY), (128, 384), 20))
     assert list(_by_decode_graph(model, prompt, Writing(GREEDY), (128, 384), 20)) == plain
 

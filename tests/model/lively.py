@@ -7,7 +7,7 @@ from torch import Tensor
 
 from paceline.model.gpt import GPT
 from paceline.model.masks import Windows, window_tensor
-from paceline.settings.model import LayerOverride, ModelConfig, RotaryConfig, WindowConfig
+from paceline.settings.model import LayerOverride, ModelConfig, NgramConfig, RotaryConfig, WindowConfig
 
 WINDOWS = {
     "blocks": WindowConfig(unit="blocks", start_tokens=128, growth_tokens=128),
@@ -25,6 +25,34 @@ LAYERS_OF_MANY_SHAPES = {
     ),
 }
 """For a `small` model whose windows are counted in blocks."""
+
+BETWEEN_LAYERS = {
+    "num_layers": 6,
+    "unet_skips": False,
+    "skip": (0, 3),
+    "backout_layer": 0,
+    "residual_scales": True,
+    "value_path": "listed",
+    "value_layers": (0, 3, -1),
+    "value_gates": True,
+    "layers_without_attention": (4,),
+    "long_window": WindowConfig(unit="blocks", start_tokens=256, growth_tokens=0),
+    "layer_overrides": (
+        LayerOverride(layers=(0,), v_dim=6, mlp_width=40, score_scale=0.2),
+        LayerOverride(layers=(1,), window="long", qk_dim=12, mlp_width=0, attends_to=0, x0_gate=True),
+        LayerOverride(layers=(2,), attention=False, mlp_width=24, x0_gate=True),
+    ),
+}
+"""The same: switches by which layers read others, and the embedding."""
+_OFFSET = LayerOverride(layers=(1, 3, 5), key_offset=True, ngram_gate=True)
+PREVIOUS_TOKENS = {
+    **BETWEEN_LAYERS,
+    "smear": True,
+    "ngrams": NgramConfig(bigram_rows=97, trigram_rows=103, sign_rows=16),
+    "rotary": RotaryConfig(max_tokens=1024, rotary_fraction=0.5),
+    "layer_overrides": (*BETWEEN_LAYERS["layer_overrides"], _OFFSET),
+}
+"""And those by which tokens read the ones before them."""
 
 
 def lively(model: GPT) -> GPT:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Literal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from paceline.commands.output import LINE_EVERY_S, answer, say
-from paceline.core.command_line import Bare, OptionalRun, Repeated, parse
+from paceline.commands.output import LINE_EVERY_S, JsonArgs, answer, say
+from paceline.commands.trained import TrainedRunArgs
+from paceline.core.command_line import Bare, parse
 from paceline.core.errors import PacelineError, naming_files
 from paceline.core.schema import to_dict
 from paceline.core.units import human_seconds
@@ -31,15 +32,9 @@ example: paceline evaluate latest --text book.txt --hellaswag hellaswag_val.json
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateArgs:
-    run: OptionalRun = "latest"
-    """A run's folder, its name under runs/, or `latest`."""
-    plugin: Repeated[str] = ()
-    """A plug-in that it was trained with, the same file; only one with the model's activation is needed."""
+class EvaluateArgs(JsonArgs, TrainedRunArgs):
     suite: Bare[SuiteConfig] = field(default_factory=SuiteConfig)
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    json: bool = False
-    """For programs."""
 
 
 def evaluate(argv: Sequence[str]) -> int:
@@ -61,10 +56,10 @@ def evaluate(argv: Sequence[str]) -> int:
             except PacelineError as error:  # figures may have taken hours, and printing them needs no disk
                 not_kept = error
     values = finite([to_dict(evaluation) for evaluation in found])
-    answer(values, lambda: _show(f"{run.folder.path} at step {run.step:,}", found), as_json=arguments.json)
+    code = answer(values, lambda: _show(f"{run.folder.path} at step {run.step:,}", found), as_json=arguments.json)
     if not_kept is not None:
         say(f"paceline: not all of this is on the run's card: {not_kept}")
-    return 0
+    return code
 
 
 def _show(title: str, found: Sequence[Evaluation]) -> None:

@@ -29,7 +29,7 @@ example: paceline export latest --to hf --out exported/demo"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunArgs:
+class TrainedRunArgs:
     run: OptionalRun = "latest"
     """A run's folder, its name under runs/, or `latest`."""
     plugin: Repeated[str] = ()
@@ -37,7 +37,7 @@ class RunArgs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleArgs(RunArgs, Limited, prefix="--"):
+class SampleArgs(TrainedRunArgs, Limited, prefix="--"):
     prompt: str = ""
     """Text to continue; empty: the start of a document. `-` reads it from standard input."""
     tokens: Annotated[int, at_least(1)] = 200
@@ -48,7 +48,7 @@ class SampleArgs(RunArgs, Limited, prefix="--"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeArgs(RunArgs, Limited, prefix="--"):
+class ServeArgs(TrainedRunArgs, Limited, prefix="--"):
     port: Annotated[int, PORT] = 8009
     """0 takes any that is free."""
     host: str = LOOPBACK
@@ -58,7 +58,7 @@ class ServeArgs(RunArgs, Limited, prefix="--"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportArgs(RunArgs):
+class ExportArgs(TrainedRunArgs):
     out: Path
     """Folder to make; it may exist if it is empty."""
     to: Literal["hf", "safetensors"] = "hf"

@@ -1,9 +1,8 @@
 """Next-token logits with a key/value cache; `GPT.logits` is the definition.
 
-The cache is a pool of slots, one per sequence, each at a length of its own. A slot is a ring of cells that holds what
-the window can reach and one piece of new tokens, however long the sequence grows: with the demo's window 1.1 MiB a
-layer instead of 6. Every cell carries its true position and document, and the mask comes from `masks.allowed` with
-those; so windows, blocks and documents mean the same as in training, also past the window.
+The cache is a pool of slots, one per sequence. A slot is a ring of cells that holds what the window can reach and one
+piece of new tokens, however long the sequence grows. Every cell carries its true position and document, from which
+`masks.allowed` makes the mask, so windows, blocks and documents mean the same as in training.
 """
 
 from collections.abc import Callable, Sequence
@@ -156,7 +155,5 @@ class Decoder:
 def check_length(model: GPT, tokens: int) -> None:
     limit = model.config.rotary.max_tokens
     if tokens > limit:
-        raise UserError(
-            f"prompt and new tokens come to {tokens:,}, but the model has positions for {limit:,}; "
-            f"shorten the prompt or lower --tokens"
-        )
+        sizes = f"prompt and new tokens come to {tokens:,}, but the model has positions for {limit:,}"
+        raise UserError(f"{sizes}; shorten the prompt or lower --tokens")

@@ -1,12 +1,9 @@
 """One more token for every text of a cache, as one fixed sequence of kernels that a GPU replays as a graph.
 
-`Decoder.feed` and `choose` decide on the host which slots and cells take part and wait for every token. Here the same
-step has one shape whatever the texts are: all slots, whole rings under their masks, the draw on the device, and the
-drawn tokens lie where the next step reads them. What the host knows is copied in before a step, and token ids come
-back after it; who launches the next step before it waits for them leaves the GPU no pause. Launched one by one the
-kernels of record 18 would take the host several milliseconds a token.
-
-On a CPU the same step runs kernel by kernel, which is how tests compare it with `Decoder.feed`.
+The step of `Decoder.feed` and `choose` in one shape whatever the texts are: all slots, whole rings under their masks,
+the draw on the device, and drawn tokens where the next step reads them. What the host knows is copied in before a step,
+and token ids come back after it; who launches the next step before waiting for them leaves the GPU no pause. On a CPU
+the same step runs kernel by kernel.
 """
 
 import logging
@@ -130,11 +127,10 @@ class DecodeGraph:
         self.tokens.copy_(following)
 
     def _draw_others(self, kinds: set[float]) -> None:
-        draws: list[tuple[Kind, Callable[[Tensor, Dials], Tensor]]] = [("all", draw_all), ("sorted", draw_sorted)]
-        for kind, draw in draws:
-            if KINDS[kind] in kinds:
+        for kind, draw in ((KINDS["all"], draw_all), (KINDS["sorted"], draw_sorted)):
+            if kind in kinds:
                 drawn = draw(self.logits, Dials(*self.inputs[TEMPERATURE:]))
-                self.tokens.copy_(torch.where(self.inputs[KIND] == KINDS[kind], drawn, self.tokens))
+                self.tokens.copy_(torch.where(self.inputs[KIND] == kind, drawn, self.tokens))
 
     @torch.no_grad()
     def _compiles(self) -> bool:
@@ -143,12 +139,12 @@ class DecodeGraph:
         try:
             self.following = torch.compile(self._following, fullgraph=True, dynamic=False)
             self._step()
+            return True
         except Exception as error:
             lines = (str(error).strip() or type(error).__name__).splitlines()
             log.warning("the step is not compiled: %s", " ".join(lines[:2]))  # who failed, and with what
             self.following = self._following
             return False
-        return True
 
     @torch.no_grad()
     def _captured(self) -> Callable[[], None]:

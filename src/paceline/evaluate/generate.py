@@ -78,13 +78,12 @@ class TextStream:
         if self.stopped:
             return ""
         text = self._held + new
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
+        if found := [at for stop in self._stops if (at := text.find(stop)) >= 0]:
             self.stopped = True
             return text[: min(found)]
-        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        end = len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[end:]
+        return text[:end]
 
 
 def _overlap(text: str, stop: str) -> int:

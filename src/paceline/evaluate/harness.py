@@ -53,19 +53,15 @@ def open_tasks(names: Sequence[str], folder: Path | None) -> "TaskManager":
         manager = TaskManager(include_path=folder, include_defaults=folder is None)
     for name in names:
         if not manager.match_tasks([name]):
-            raise ConfigError(f"--tasks {name}: no such task{_hint(name, manager.all_tasks, folder)}")
+            near, known = difflib.get_close_matches(name, manager.all_tasks, n=1), ", ".join(manager.all_tasks)
+            there = f" in {folder}; there are {known or 'none'}" if folder else "; see `lm-eval ls tasks`"
+            raise ConfigError(f"--tasks {name}: no such task{f'; did you mean {near[0]}?' if near else there}")
         with _named("--tasks", name):
             loaded = manager.load([name])["tasks"]
         for task, (mark, reason) in itertools.product(loaded.values(), UNFIT.items()):
             if getattr(task, mark, False):
                 raise ConfigError(f"--tasks {name}: {reason}; choose another")
     return manager
-
-
-def _hint(name: str, known: Sequence[str], folder: Path | None) -> str:
-    if near := difflib.get_close_matches(name, known, n=1):
-        return f"; did you mean {near[0]}?"
-    return f" in {folder}; there are {', '.join(known) or 'none'}" if folder else "; see `lm-eval ls tasks`"
 
 
 @contextlib.contextmanager
@@ -75,10 +71,8 @@ def _named(flag: str, value: object) -> Iterator[None]:
         yield
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0][:200]
-        raise ConfigError(
-            f"{flag} {value}: could not be loaded ({type(error).__name__}: {reason}); mend the task, or connect if its "
-            f"data are to be downloaded"
-        ) from None
+        what = f"{flag} {value}: could not be loaded ({type(error).__name__}: {reason})"
+        raise ConfigError(f"{what}; mend the task, or connect if its data are to be downloaded") from None
 
 
 def judge_tasks(

@@ -46,8 +46,7 @@ class HarnessModel(TemplateLM):
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         texts = []
         for number, request in enumerate(requests, start=1):
-            context, options = request.args
-            texts.append(self._continued(context, options))
+            texts.append(self._continued(*request.args))
             self.progress(number, len(requests))
         return texts
 

@@ -18,6 +18,7 @@ from paceline.model.embed import Embeddings
 from paceline.model.gpt import GPT
 from paceline.model.ops import torch_dtype
 from paceline.model.rotary import RotaryCosSin
+from paceline.settings.spec import describe
 
 
 def prepared(model: GPT) -> GPT:
@@ -35,9 +36,9 @@ def prepared(model: GPT) -> GPT:
             module.forward_with = attention_row
         if isinstance(module, MLP):
             module.forward_with = mlp_row
-    tables = {id(table) for table in model.embeddings.parameters()}
-    for parameter in lean.parameters():
-        if parameter.dim() == 2 and id(parameter) not in tables:
+    kept_in_dtype = {spec.name for spec in describe(config).parameters if spec.group in ("matrices", "lm_head")}
+    for name, parameter in lean.named_parameters():
+        if name in kept_in_dtype:
             parameter.data = parameter.data.to(dtype)
     return lean
 

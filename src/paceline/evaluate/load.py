@@ -53,9 +53,10 @@ def load_run(where: str, *, device: str = "auto") -> LoadedRun:
     saved = read_saved(where)
     _check_activation(saved)
     config, chosen = saved.config, choose_device(device).name
-    model_config = replace(config.model, loss_terms=())
-    if choose_products(model_config.precision.compute, chosen).name != "bf16":
-        model_config = replace(model_config, precision=replace(model_config.precision, compute="fp32"))
+    precision = config.model.precision
+    if choose_products(precision.compute, chosen).name != "bf16":
+        precision = replace(precision, compute="fp32")
+    model_config = replace(config.model, loss_terms=(), precision=precision)
     model = GPT(model_config, end_of_text=config.data.end_of_text)
     store.check_fits("buffers", saved.checkpoint.groups.get("buffers", {}), model.state_buffers())
     model.load_state_dict({**saved.checkpoint.model, **saved.checkpoint.groups.get("buffers", {})})
@@ -89,9 +90,8 @@ def _check_activation(saved: SavedRun) -> None:
     name, brought = saved.config.model.activation, plugins.tables("activations", saved.config.plugins)
     if name not in ACTIVATIONS and not any(name in table for table in brought):
         had = ", ".join(map(str, saved.config.plugins)) or "one that its config does not name"
-        raise RunError(
-            f"{saved.folder.path}: its activation {name!r:.60} is of a plug-in ({had}); name it with --plugin"
-        )
+        whose = f"{saved.folder.path}: its activation {name!r:.60} is of a plug-in ({had})"
+        raise RunError(f"{whose}; name it with --plugin")
 
 
 def _shipped(saved: store.Checkpoint, config: RunConfig) -> store.Checkpoint:
@@ -119,9 +119,8 @@ def _checkpoint_of(run: RunFolder, step: int) -> Path:
 def shipped_weights(
     weights: Mapping[str, Tensor], average: Mapping[str, Tensor], config: AverageConfig
 ) -> dict[str, Tensor]:
-    """Of a run with averaged weights, from those that it trains with and their average: weights + blend · (average -
-    weights) for every averaged weight, in its own dtype, scaled to the norm that it had if `rescale` asks for it. An
-    average that has not begun, all zeros, changes nothing."""
+    """weights + blend · (average - weights) for every averaged weight, in its own dtype, scaled to the norm that it had
+    if `rescale` asks for it. An average that has not begun, all zeros, changes nothing."""
     found = {}
     for name, mean in average.items():
         raw = weights[name].float()

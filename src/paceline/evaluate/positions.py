@@ -1,8 +1,7 @@
-"""Loss by place in the document: what the model makes of what it has read, inside its window and beyond.
+"""Loss by place in the document, inside the model's window and beyond.
 
-A token's place is the number of text tokens of its document before it. Up to the window a layer sees all of
-them (where windows are counted in blocks, all but up to 127); beyond, it sees the last ones only, and what is older
-reaches a token through other layers, if at all. A token of a text past its first sequence is given part of the text
+A token's place is the number of text tokens of its document before it. Up to the window a layer sees all of them, where
+windows are counted in blocks all but up to 127. A token of a text past its first sequence is given part of the text
 before it only, so it is neither inside nor beyond.
 """
 
@@ -58,16 +57,9 @@ class LossByPlace:
 
     def rows(self) -> Rows:
         """Without empty buckets."""
-        firsts = [0, *self.edges]
-        sums = zip(self._nats.tolist(), self._tokens.tolist(), strict=True)
-        return tuple(
-            (
-                first,
-                edge - 1,
-                window_side(first, self.window, self.sequence) in ("inside", "none"),
-                int(tokens),
-                nats / tokens,
-            )
-            for first, edge, (nats, tokens) in zip(firsts, self.edges, sums, strict=False)
-            if tokens
-        )
+        found: list[tuple[int | float | bool | None, ...]] = []
+        ends = zip([0, *self.edges], self.edges, self._nats.tolist(), self._tokens.tolist(), strict=False)
+        for first, edge, nats, tokens in ends:
+            inside = window_side(first, self.window, self.sequence) in ("inside", "none")
+            found += [(first, edge - 1, inside, int(tokens), nats / tokens)] if tokens else []
+        return tuple(found)

@@ -1,10 +1,10 @@
 """From logits to a token: temperature, top-k, top-p, and one uniform number.
 
 `choose` is the definition, for one text. `draw_few`, `draw_all` and `draw_sorted` do the same for many texts at once
-without asking the device for anything; which of them a text needs is decided by its settings (`kind_of`), since to sort
-a whole vocabulary takes longer than a layer. A draw takes one number from a generator of the text's own: it goes along
-the candidates, the likeliest first, until their probabilities add up to that share of the whole. So a seed gives the
-same text on any device with the same logits.
+without asking the device for anything; which of them a text needs follows from its settings (`kind_of`), since to sort
+a vocabulary takes longer than a layer. A draw goes along the candidates, the likeliest first, until their probabilities
+add up to a share of the whole, which is one number of the text's own generator. So a seed gives the same text on any
+device with the same logits.
 """
 
 import random
@@ -47,9 +47,7 @@ def kind_of(config: SamplingConfig, vocab_size: int) -> Kind:
 def choose(logits_V: Tensor, config: SamplingConfig, generator: random.Random) -> int:
     """One token id from the logits of one position."""
     if bool(logits_V.isnan().any()):
-        raise RunError(
-            "the model's scores of the next token are no numbers, so its weights or their sums are not finite"
-        )
+        raise RunError("the model's scores of the next token are no numbers: weights or sums are not finite")
     kind = kind_of(config, logits_V.numel())
     if kind == "greedy":
         return int(logits_V.argmax())
@@ -73,8 +71,8 @@ def _along(probabilities: Tensor, uniform: float) -> int:
 
 
 def likeliest(logits_V: Tensor, top_k: int | None) -> tuple[Tensor, Tensor]:
-    """Logits and ids of the `top_k` likeliest tokens, the likeliest first, of equals the lower id first. To sort all
-    of a vocabulary takes longer than a layer of the demo, so only what reaches the least of them is sorted."""
+    """Logits and ids of the `top_k` likeliest tokens, the likeliest first, of equals the lower id first. Only what
+    reaches the least of them is sorted."""
     if top_k is None or top_k >= logits_V.numel():
         return torch.sort(logits_V, descending=True, stable=True)
     ids = (logits_V >= logits_V.topk(top_k).values[-1]).nonzero()[:, 0]

@@ -1,7 +1,6 @@
 """Losses of single tokens in rows of unequal length: what text files and multiple-choice tasks are judged by.
 
-Rows of similar length share a pass, padded on the right, where padding changes nothing: attention is causal, so no
-counted token sees it, and positions, blocks and windows are counted from the left. Logits exist only for counted
+Rows of similar length share a pass, padded on the right, where no counted token sees it. Logits exist only for counted
 tokens, a chunk at a time.
 """
 
@@ -114,10 +113,8 @@ def score_pass(model: GPT, rows: Sequence[Row], windows: Windows) -> list[Score]
     inputs, wanted = torch.from_numpy(tokens).to(device), torch.from_numpy(targets).to(device)
     losses = judged(inputs, wanted, window_tensor(windows, device)).main
     found, hits = losses.cpu().numpy(), likeliest[0].view(targets.shape).cpu().numpy()
-    counted = [slice(row.counted_from - 1, len(row.ids) - 1) for row in rows]
-    return [
-        Score(found[n, part].copy(), hits[n, part].copy()) for n, part in enumerate(counted)
-    ]  # a view keeps the pass
+    counted = enumerate(slice(row.counted_from - 1, len(row.ids) - 1) for row in rows)
+    return [Score(found[n, part].copy(), hits[n, part].copy()) for n, part in counted]  # a view would keep the pass
 
 
 def _watching(found: list[Tensor], vocab_size: int) -> HeadLoss:

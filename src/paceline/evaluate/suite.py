@@ -1,7 +1,4 @@
-"""Everything that `paceline evaluate` was asked for, one after the other, each as the card keeps it.
-
-What the user named is opened before the model is, so that a mistake costs no waiting.
-"""
+"""Everything that `paceline evaluate` was asked for, one after the other, each as the card keeps it."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -36,6 +33,8 @@ Tell = Callable[[str], Progress]
 
 @dataclass(frozen=True)
 class Suite:
+    """What the user named, opened before the model is, so that a mistake costs no waiting."""
+
     config: SuiteConfig
     texts: tuple[TextFile, ...]
     questions: list[Question]

@@ -1,8 +1,7 @@
 """Bits per byte of a text that the user has: the one figure that compares models with different tokenizers.
 
-A text is one document, opened by end-of-text, read in sequences that overlap: each is as long as those of training,
-and counts only the half that no earlier one has counted. So all of the text counts once, and past the first sequence
-every token has at least half a sequence before it. That costs twice the passes of sequences side by side.
+A text is one document, read in sequences of which each counts only the half that no earlier one has counted. So past
+the first every token has at least half a sequence before it, for twice the passes of sequences side by side.
 """
 
 import codecs
@@ -60,30 +59,19 @@ def read_text(path: Path) -> TextFile:
             file.seek(0)
     except OSError as error:
         raise DataError(f"--text {path}: cannot be read ({error.strerror})") from None
-    digest, decoder, size = new_digest(), codecs.getincrementaldecoder("utf-8")(), 0
-    while True:
+    digest, decoder, size, block = new_digest(), codecs.getincrementaldecoder("utf-8")(), 0, b"-"
+    while block:
         block = file.read(BLOCK_BYTES)
+        digest.update(block)
+        size += len(block)
         try:
             decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
-            at = size + len(block) - len(error.object) + error.start
+            at = size - len(error.object) + error.start
             raise DataError(f"--text {path}: byte {at:,} is not UTF-8; convert the file first") from None
-        digest.update(block)
-        size += len(block)
-        if not block:
-            break
     if not size:
         raise DataError(f"--text {path}: empty, so there is nothing to predict; give a file with text")
     return TextFile(path, file, size, digest.hexdigest())
-
-
-def read_utf8(flag: str, path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise DataError(f"{flag} {path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{flag} {path}: byte {error.start:,} is not UTF-8; convert the file first") from None
 
 
 def rolling_rows(stream: Iterable[int], most_tokens: int, *, overlap: int) -> Iterator[Row]:

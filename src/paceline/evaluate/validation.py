@@ -1,7 +1,6 @@
-"""Validation loss: the mean over all tokens of the first whole sequences, without autograd, in the run's precision.
+"""Validation loss: the mean over all tokens of the first whole sequences, and what gzip makes of the same text.
 
-Ranks take a share each and add up; the result is that of one process up to the order of a sum in fp64. Beside it, what
-gzip makes of the same text: a figure to hold bits per byte against.
+Ranks take a share each and add up; the result is that of one process up to the order of a sum in fp64.
 """
 
 import gzip
@@ -24,8 +23,7 @@ from paceline.text.tokenizer import Tokenizer
 
 CPU = torch.device("cpu")
 TEXT_BYTES = 1_000_000
-"""No batch is read after so much text: that takes about 0.3 s, and more would change little, since gzip looks
-back 32 KiB only."""
+"""No batch is read after so much text: more would change little, since gzip looks back 32 KiB only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +69,8 @@ def validate(
 
 
 def block_share(model: ModelConfig, tokens_BT: Tensor, window: Tensor, *, end_of_text: int) -> Tensor | None:
-    """Share of the visited blocks of 128 x 128 that need no element test, which cost attention less; None without a
-    mask, or for sequences that are not whole blocks."""
+    """Share of the visited blocks of 128 x 128 that need no element test; None without a mask, or for sequences that
+    are not whole blocks."""
     rule, tokens = MaskRule.of(model), tokens_BT.size(1)
     if rule.only_causal or tokens % BLOCK_TOKENS:
         return None
@@ -104,10 +102,9 @@ def validation_spans(corpus: Corpus, sequence_tokens: int, tokens: int) -> np.nd
     spans = np.concatenate(rows)
     wanted = tokens // sequence_tokens if tokens else len(spans)
     if not 0 < wanted <= len(spans):
-        raise ConfigError(
-            f"--evaluate.tokens {tokens:,}: the validation shards hold {len(spans) * sequence_tokens:,} tokens in "
-            f"whole sequences of {sequence_tokens:,}; use 1 to that many sequences, or 0 for all where there are any"
-        )
+        there = f"{len(spans) * sequence_tokens:,} tokens in whole sequences of {sequence_tokens:,}"
+        cure = "use 1 to that many sequences, or 0 for all where there are any"
+        raise ConfigError(f"--evaluate.tokens {tokens:,}: the validation shards hold {there}; {cure}")
     return spans[:wanted]
 
 

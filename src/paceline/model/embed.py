@@ -39,20 +39,23 @@ class Embeddings(nn.Module):
     def forward(self, tokens: Tensor, positions: Tensor | slice, before: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, width) in the format of the residual stream; `positions` says where the tokens stand, and
         `before` (B, 2) what came before them, -1: nothing."""
-        rows = self._rows(tokens, "token", self.token)
-        if self.config.positions == "learned":
-            rows = rows + self.position[positions]
-        rows = rows.to(self._stream_dtype)
+        rows = self._placed(tokens, positions)
         if self.config.smear:
             from paceline.model.previous import smeared
 
             last = rows.new_zeros(len(rows), 1, rows.size(-1))
-            if before is not None:
-                last = torch.where(
-                    before[:, 1:, None] >= 0, self.token[before[:, 1:].clamp(min=0)].to(rows.dtype), last
-                )
+            if before is not None and not isinstance(positions, slice):
+                token, place = before[:, 1:], positions[:, :1] - 1
+                last = torch.where(token[..., None] >= 0, self._placed(token.clamp(min=0), place.clamp(min=0)), last)
             rows = smeared(rows, last, self.smear_gate, self.smear)
         return rows
+
+    def _placed(self, tokens: Tensor, positions: Tensor | slice) -> Tensor:
+        """Token rows, with those of their positions where such are learned."""
+        rows = self._rows(tokens, "token", self.token)
+        if self.config.positions == "learned":
+            rows = rows + self.position[positions]
+        return rows.to(self._stream_dtype)
 
     def ngrams_of(self, tokens: Tensor, before: Tensor | None) -> Tensor:
         """(B, T, width): the signed rows of all n-gram tables, added up."""

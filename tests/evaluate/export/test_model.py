@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.lively import LAYERS_OF_MANY_SHAPES, WINDOWS, lively, small, windows_of
+from model.lively import BETWEEN_LAYERS, LAYERS_OF_MANY_SHAPES, PREVIOUS_TOKENS, WINDOWS, lively, small, windows_of
+from paceline.core.errors import UserError
 from paceline.core.probe import bf16_products
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.export import configuration_paceline, modeling_paceline
@@ -22,8 +23,10 @@ from paceline.model.gpt import GPT
 from paceline.model.masks import Windows, window_tensor
 from paceline.recipes.presets import PRESETS
 from paceline.recipes.scaling import scaled
+from paceline.settings.model import LayerOverride, NgramConfig
 
 GREEDY = SamplingConfig(temperature=0.0)
+KEY_OFFSET = (LayerOverride(layers=(0,), key_offset=True),)
 FP32 = {"rtol": 1e-4, "atol": 1e-4}
 every_unit = pytest.mark.parametrize("unit", WINDOWS)
 
@@ -162,12 +165,27 @@ def test_switches_in_other_combinations_than_the_presets_are_exported_too(change
     torch.testing.assert_close(found, our_logits(model, tokens, 128), **FP32)
 
 
-def test_layers_of_many_shapes_with_two_windows_are_exported_too() -> None:
-    model, tokens, windows = small("blocks", **LAYERS_OF_MANY_SHAPES), drawn(2, 500), (128, 384)
+@pytest.mark.parametrize("changes", [LAYERS_OF_MANY_SHAPES, BETWEEN_LAYERS], ids=["shapes", "between layers"])
+def test_layers_of_many_kinds_with_two_windows_are_exported_too(changes: dict[str, Any]) -> None:
+    model, tokens, windows = small("blocks", **changes), drawn(2, 500), (128, 384)
     found = logits_by_pieces(exported_with(model, windows), tokens.split([340, 160], dim=1))
     with torch.no_grad():
         expected = model.logits(tokens, window_tensor(windows, tokens.device))
     torch.testing.assert_close(found, expected, **FP32)
+
+
+@pytest.mark.parametrize(
+    ("switch", "changes"),
+    [
+        ("smear", {}),
+        ("ngrams", {"smear": False}),
+        ("layer_overrides: key_offset", {"smear": False, "ngrams": NgramConfig(), "layer_overrides": KEY_OFFSET}),
+    ],
+)
+def test_what_reads_the_tokens_before_is_refused_by_name(switch: str, changes: dict[str, Any]) -> None:
+    config = small("blocks", **PREVIOUS_TOKENS | changes).config
+    with pytest.raises(UserError, match=f"does not know model.{switch}; use --to safetensors"):
+        hf_config(config, sequence_tokens=256, windows=(128, 256), end_of_text=0)
 
 
 def test_padding_between_tokens_shifts_nothing_and_opens_no_document() -> None:

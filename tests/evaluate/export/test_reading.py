@@ -65,5 +65,5 @@ def test_another_kind_of_model_and_another_width_are_named(tmp_path: Path) -> No
     write(tmp_path, MODELS["llama-style"])
     with pytest.raises(RunError, match="holds a model of type llama, but this run's is of type gpt2"):
         read_export(tmp_path, MODELS["r01-baseline"])
-    with pytest.raises(RunError, match=r"model.embed_tokens.weight is \(61, 48\) there and \(61, 24\) here"):
+    with pytest.raises(RunError, match=r"lm_head.weight is \(61, 48\) there and \(61, 24\) here"):
         read_export(tmp_path, narrow("llama-style", width=24, num_heads=3))

@@ -13,7 +13,7 @@ from paceline.core.errors import UserError
 from paceline.core.units import BLOCK_TOKENS
 from paceline.model.masks import Windows
 from paceline.model.rotary import rotary_pairs
-from paceline.settings.model import DType, ModelConfig
+from paceline.settings.model import GATE_INPUTS, DType, ModelConfig
 from paceline.text.tokenizer import END_OF_TEXT
 
 DTYPES: dict[DType, str] = {"fp32": "float32", "bf16": "bfloat16"}
@@ -21,22 +21,22 @@ DTYPES: dict[DType, str] = {"fp32": "float32", "bf16": "bfloat16"}
 
 ARCHITECTURE = "PacelineForCausalLM"
 SAME_NAMES = (
-    "activation", "attention_branch_scale", "biases", "document_mask", "embedding_norm", "embedding_rows", "head_dim",
-    "norm", "norm_eps", "qk_norm", "qk_norm_eps", "softcap", "tied_lm_head", "unet_skips", "x0_mix",
+    "activation", "attention_branch_scale", "backout_layer", "biases", "document_mask", "embedding_norm",
+    "embedding_rows", "head_dim", "norm", "norm_eps", "qk_norm", "qk_norm_eps", "residual_scales", "skip", "softcap",
+    "tied_lm_head", "unet_skips", "x0_mix",
 )  # fmt: skip
 """What config.json calls as `ModelConfig` does."""
-NOT_EXPORTED = ("smear", "value_gates", "residual_scales", "skip", "backout_layer")
-NOT_EXPORTED_OF_LAYERS = ("attends_to", "key_offset", "score_scale", "x0_gate", "ngram_gate")
-"""Switches that the exported model does not know."""
 
 
 def check_exportable(model: ModelConfig) -> None:
     """Raise UserError, naming the switch, if an export would be another model."""
-    used = ["ngrams"] if model.ngrams.tables else []
-    used += [name for name in NOT_EXPORTED if getattr(model, name) not in (False, None)]
-    used += [name for each in model.layer_overrides for name in NOT_EXPORTED_OF_LAYERS if getattr(each, name)]
-    if used:
-        raise UserError(f"--to hf: the exported model does not know model.{used[0]}; use --to safetensors")
+    used = {
+        "smear": model.smear,
+        "ngrams": bool(model.ngrams.tables),
+        "layer_overrides: key_offset": any(shape.key_offset for shape in model.attending),
+    }
+    for name in (name for name, on in used.items() if on):
+        raise UserError(f"--to hf: the exported model does not know model.{name}; use --to safetensors")
 
 
 def hf_config(model: ModelConfig, *, sequence_tokens: int, windows: Windows, end_of_text: int) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def hf_config(model: ModelConfig, *, sequence_tokens: int, windows: Windows, end
     differ by layer is a list with an entry for each, 0 where a layer has no such thing."""
     check_exportable(model)
     by_kind = dict(zip(model.windows, windows, strict=True))
-    shapes = [layer.attention for layer in model.layers]
+    shapes, turns = [layer.attention for layer in model.layers], model.positions == "rotary"
     return {
         "model_type": "paceline",
         "architectures": [ARCHITECTURE],
@@ -64,13 +64,14 @@ def hf_config(model: ModelConfig, *, sequence_tokens: int, windows: Windows, end
         "num_key_value_heads": model.kv_heads,
         "qk_dims": [0 if s is None else s.qk_dim for s in shapes],
         "v_dims": [0 if s is None else s.v_dim for s in shapes],
+        "score_scales": [0 if s is None else s.scale for s in shapes],
+        "attends_to": [None if s is None else s.attends_to for s in shapes],
+        "x0_gates": [layer.x0_gate for layer in model.layers],
         "intermediate_size": model.mlp_width,
         "mlp_widths": [layer.mlp_width for layer in model.layers],
-        "learned_positions": model.rotary.max_tokens if model.positions == "learned" else 0,
+        "learned_positions": 0 if turns else model.rotary.max_tokens,
         "rotary_base": model.rotary.base,
-        "rotary_pairs": [
-            0 if s is None or model.positions != "rotary" else rotary_pairs(model.rotary, s.qk_dim) for s in shapes
-        ],
+        "rotary_pairs": [0 if s is None or not turns else rotary_pairs(model.rotary, s.qk_dim) for s in shapes],
         "rotary_spacing": model.rotary.spacing,
         "rotary_frequency_dtype": DTYPES[model.rotary.frequency_dtype],
         "rotary_table_dtype": DTYPES[model.rotary.table_dtype],
@@ -79,7 +80,8 @@ def hf_config(model: ModelConfig, *, sequence_tokens: int, windows: Windows, end
         "attention_layers": [s is not None for s in shapes],
         "value_tables": [None if s is None else s.value_table for s in shapes],
         "value_residual": model.value_path == "residual",
-        "value_lambdas": 0 if model.value_path == "plain" else model.value_lambdas,
+        "value_gates": GATE_INPUTS if model.value_gates else 0,
+        "value_lambdas": 0 if model.value_path == "plain" or model.value_gates else model.value_lambdas,
         "end_of_text": end_of_text,
         "window_unit": model.window.unit,
         "window_tokens": [0 if s is None else by_kind.get(s.window, 0) for s in shapes],
@@ -104,10 +106,8 @@ def special_tokens(end_of_text: int) -> dict[str, int]:
 
 def hf_weights(model: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of model.safetensors by their names there."""
-    found: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
-        found |= _exported(model, name.replace("blocks.", "layers.", 1), tensor)
-    return found
+    each = (_exported(model, name.replace("blocks.", "layers.", 1), tensor) for name, tensor in weights.items())
+    return {name: tensor for found in each for name, tensor in found.items()}
 
 
 def _exported(model: ModelConfig, name: str, tensor: Tensor) -> dict[str, Tensor]:

@@ -1,8 +1,4 @@
-"""A run's weights in a folder of their own: for transformers, or as plain tensors beside their architecture.
-
-The folder appears when it is complete: files are written beside it and moved at the end, so that an export that fails
-half-way leaves nothing behind.
-"""
+"""A run's weights in a folder of their own, which appears when it is complete: for transformers, or plain tensors."""
 
 import contextlib
 import os
@@ -30,8 +26,7 @@ from paceline.text.tokenizer import END_OF_TEXTS, FILE_NAME, Tokenizer, carried_
 Target = Literal["hf", "safetensors"]
 WEIGHTS = "model.safetensors"
 MODEL_FILES = ("configuration_paceline.py", "modeling_paceline.py")
-"""What transformers runs where the model is none of its own. They lie beside this module and are copied as they
-are."""
+"""Beside this module; what transformers runs where the model is none of its own."""
 
 
 def export(saved: SavedRun, to: Target, out: Path) -> None:
@@ -74,14 +69,14 @@ def _write_hf(saved: SavedRun, folder: Path) -> None:
 
 def _write_plain(saved: SavedRun, folder: Path) -> None:
     """Weights under our own names, and what they mean: `ModelConfig` by field."""
-    carried = carried_identity(saved.folder.path)
+    carried, config = carried_identity(saved.folder.path), saved.config
     facts = {
         "step": saved.checkpoint.step,
         "window_tokens": list(saved.windows),
-        "end_of_text": saved.config.data.end_of_text,
-        "tokenizer": saved.config.data.tokenizer,
+        "end_of_text": config.data.end_of_text,
+        "tokenizer": config.data.tokenizer,
         "tokenizer_fingerprint": None if carried is None else carried.fingerprint,
-        "model": to_dict(saved.config.model),
+        "model": to_dict(config.model),
     }
     write_json(folder / "architecture.json", facts)
     _write_weights(folder, saved.checkpoint.model)

@@ -38,7 +38,7 @@ def model_card(card: RunCard, *, step: int, own_code: bool) -> str:
         "paceline": f"{version.version}, commit {version.commit or 'unknown'}",
     }
     use = USE + OWN_CODE if own_code else USE.replace(", trust_remote_code=True", "")
-    table = "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items())])
+    table = "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     return "\n\n".join([HEAD, f"# {card.name}", "A language model trained with paceline.", table, _diff(card), use])
 
 

@@ -1,14 +1,13 @@
 """A model trained with paceline, for inference in transformers: the training code's mathematics, written once more.
 
-This file travels with an exported model, so it needs torch and transformers only. Every query attends by the true
-positions of the keys, which are kept in the cache beside the number of their document. So padding on the left shifts
-neither rotary angles nor the borders of a window's blocks, and a document that began before the cached part still ends
-where it did. The mask is dense: memory grows with prompt length squared, which suits prompts of some thousand tokens.
+This file travels with an exported model, so it needs torch and transformers only. Queries attend by the true positions
+and documents of the keys, which the cache keeps, so that padding on the left shifts nothing. The mask is dense: memory
+grows with the square of a prompt's length.
 
 Shape letters: B sequences, T tokens of this pass, S tokens seen so far (cached ones first), H heads, D head width.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +23,8 @@ NO_POSITION = -1
 """Where padding stands: no query sees it."""
 
 
-def rms_norm(x: Tensor, eps: float) -> Tensor:
-    return F.rms_norm(x.float(), (x.size(-1),), eps=eps).to(x.dtype)
+def rms_norm(x: Tensor, eps: float, weight: Tensor | None = None) -> Tensor:
+    return F.rms_norm(x.float(), (x.size(-1),), weight, eps).to(x.dtype)
 
 
 class Norm(nn.Module):
@@ -38,21 +37,25 @@ class Norm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if self.kind == "layer" and config.biases else None
 
     def forward(self, x: Tensor) -> Tensor:
-        shape, weight = (x.size(-1),), None if self.weight is None else self.weight.float()
+        weight, bias = (None if part is None else part.float() for part in (self.weight, self.bias))
         if self.kind == "layer":
-            bias = None if self.bias is None else self.bias.float()
-            return F.layer_norm(x.float(), shape, weight, bias, self.eps).to(x.dtype)
-        return F.rms_norm(x.float(), shape, weight, self.eps).to(x.dtype)
+            return F.layer_norm(x.float(), (x.size(-1),), weight, bias, self.eps).to(x.dtype)
+        return rms_norm(x, self.eps, weight)
 
 
 def linear(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     return F.linear(x.to(dtype), weight.to(dtype))
 
 
-def affine(x: Tensor, layer: nn.Linear) -> Tensor:
-    """In x's format; the bias is added to the rounded product, as in training."""
-    y = linear(x, layer.weight, x.dtype)
+def affine(x: Tensor, layer: nn.Linear, scale: Tensor | None = None) -> Tensor:
+    """In x's format; the bias is added to the rounded product, as in training. `scale`: of the weight."""
+    y = linear(x, layer.weight if scale is None else layer.weight * scale, x.dtype)
     return y if layer.bias is None else y + layer.bias.to(y.dtype)
+
+
+def scalar(config: PacelineConfig, learned: Tensor) -> Tensor:
+    """In its format of training, which decides how what it multiplies is rounded."""
+    return learned.to(getattr(torch, config.scalar_dtype))
 
 
 def rotary_rows(config: PacelineConfig, positions_BT: Tensor, pairs: int) -> CosSin:
@@ -93,6 +96,18 @@ def attention_mask_of(
     return seen[:, None]
 
 
+class Pass(NamedTuple):
+    """What all layers of a forward pass share."""
+
+    dtype: torch.dtype
+    """Of products."""
+    rotary: dict[int, CosSin]
+    """By the number of pairs that turn."""
+    masks: dict[int, Tensor]
+    """By window."""
+    cache: Cache | None
+
+
 class Attention(nn.Module):
     def __init__(self, config: PacelineConfig, layer: int, slot: int) -> None:
         """`slot`: the cache's place for this layer."""
@@ -106,25 +121,25 @@ class Attention(nn.Module):
         self.output = nn.Linear(heads * self.v_dim, width, bias=config.biases)
         if config.value_lambdas:
             self.value_mix = nn.Parameter(torch.full((config.value_lambdas,), 0.5))
+        if config.value_gates and config.value_tables[layer] is not None:
+            self.value_gate = nn.Linear(2 * config.value_gates, kv_heads, bias=False)
+        self.output_scale = nn.Parameter(torch.ones(1)) if config.residual_scales else None
 
-    def forward(
-        self, x: Tensor, value_embed: Tensor | None, rotary: CosSin | None, mask: Tensor, cache: Cache | None
-    ) -> tuple[Tensor, Tensor]:
-        """The branch's output (B, T, width) for a normalised stream already in the format of products, and the layer's
-        own values before `value_embed`, (B, T, H_kv, D), was mixed in."""
-        q, k, raw_v = (
-            affine(x, part).unflatten(-1, (-1, dim))
-            for part, dim in ((self.query, self.qk_dim), (self.key, self.qk_dim), (self.value, self.v_dim))
-        )
-        q, k, v = self.positioned(q, rotary), self.positioned(k, rotary), self.mixed(raw_v, value_embed)
+    def forward(self, x: Tensor, value_embed: Tensor | None, given: Pass) -> tuple[Tensor, Tensor]:
+        """The branch's output (B, T, width) for a normalised stream, and the layer's own values before `value_embed`,
+        (B, T, H_kv, D), was mixed in."""
+        c, layer = self.config, self.layer
+        parts = ((self.query, self.qk_dim), (self.key, self.qk_dim), (self.value, self.v_dim))
+        q, k, raw_v = (affine(x.to(given.dtype), part).unflatten(-1, (-1, dim)) for part, dim in parts)
+        rotary, mask = given.rotary.get(c.rotary_pairs[layer]), given.masks[c.window_tokens[layer]]
+        q, k, v = self.positioned(q, rotary), self.positioned(k, rotary), self.mixed(x, raw_v, value_embed)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        if cache is not None:
-            k, v = cache.update(k, v, self.slot)
-        group = self.config.num_attention_heads // self.config.num_key_value_heads
+        if given.cache is not None:
+            k, v = given.cache.update(k, v, self.slot)
+        group = c.num_attention_heads // c.num_key_value_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.qk_dim**-0.5)
-        branch = affine(y.transpose(1, 2).flatten(-2), self.output)
-        scale = self.config.attention_branch_scale
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=c.score_scales[layer])
+        branch, scale = affine(y.transpose(1, 2).flatten(-2), self.output, self.output_scale), c.attention_branch_scale
         return (branch if scale == 1.0 else scale * branch), raw_v
 
     def positioned(self, x: Tensor, rotary: CosSin | None) -> Tensor:
@@ -135,11 +150,16 @@ class Attention(nn.Module):
             x = rotate(x, *rotary, torch.float32 if c.rotary_in_fp32 else x.dtype)
         return rms_norm(x, c.qk_norm_eps) if c.qk_norm == "after_rotary" else x
 
-    def mixed(self, v: Tensor, value_embed: Tensor | None) -> Tensor:
-        if not self.config.value_lambdas:
+    def mixed(self, x: Tensor, v: Tensor, value_embed: Tensor | None) -> Tensor:
+        inputs, lambdas = self.config.value_gates, self.config.value_lambdas
+        if inputs and value_embed is not None:
+            read = torch.cat([x[..., :inputs], value_embed.flatten(-2)[..., :inputs]], dim=-1).float()
+            gate = 2 * torch.sigmoid(linear(read, self.value_gate.weight, torch.float32))
+            return v + gate[..., None].to(v.dtype) * value_embed
+        if not lambdas:
             return v
-        if self.config.value_lambdas == 1:
-            mix = self.value_mix[0].to(getattr(torch, self.config.scalar_dtype))  # so 1 - mix rounds as in training
+        if lambdas == 1:
+            mix = scalar(self.config, self.value_mix[0])  # so 1 - mix rounds as in training
             return v if value_embed is None else (1 - mix) * v + mix * value_embed
         if value_embed is None and self.config.value_residual:
             value_embed = v  # the first block mixes with itself
@@ -154,6 +174,7 @@ class MLP(nn.Module):
         self.gate = nn.Linear(width, hidden, bias=biases) if self.activation == "swiglu" else None
         self.up = nn.Linear(width, hidden, bias=biases)
         self.down = nn.Linear(hidden, width, bias=biases)
+        self.output_scale = nn.Parameter(torch.ones(1)) if config.residual_scales else None
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = affine(x, self.up)
@@ -163,39 +184,44 @@ class MLP(nn.Module):
             hidden = F.gelu(hidden, approximate="tanh" if self.activation == "gelu_tanh" else "none")
         else:
             hidden = F.relu(hidden).square()
-        return affine(hidden, self.down)
+        return affine(hidden, self.down, self.output_scale)
 
 
 class Block(nn.Module):
     def __init__(self, config: PacelineConfig, layer: int) -> None:
         super().__init__()
+        self.config, attends, hidden = config, config.attention_layers, config.mlp_widths[layer]
         self.x0_mix = nn.Parameter(torch.tensor([1.0, 0.0])) if config.x0_mix else None
-        slot = sum(config.attention_layers[:layer])
-        self.attention_norm = Norm(config) if config.attention_layers[layer] else None
-        self.attention = Attention(config, layer, slot) if config.attention_layers[layer] else None
-        self.mlp_norm = Norm(config) if config.mlp_widths[layer] else None
-        self.mlp = MLP(config, config.mlp_widths[layer]) if config.mlp_widths[layer] else None
+        self.x0_gate = nn.Parameter(torch.zeros(1)) if config.x0_gates[layer] else None
+        self.residual_scales = nn.Parameter(torch.ones(1 + (hidden > 0))) if config.residual_scales else None
+        self.attention_norm = Norm(config) if attends[layer] else None
+        self.attention = Attention(config, layer, slot=sum(attends[:layer])) if attends[layer] else None
+        self.mlp_norm = Norm(config) if hidden else None
+        self.mlp = MLP(config, hidden) if hidden else None
 
     def forward(
-        self,
-        x: Tensor,
-        x0: Tensor,
-        value_embed: Tensor | None,
-        rotary: CosSin | None,
-        mask: Tensor,
-        cache: Cache | None,
-        dtype: torch.dtype,
+        self, x: Tensor, x0: Tensor, attended: Tensor | None, value_embed: Tensor | None, given: Pass
     ) -> tuple[Tensor, Tensor | None]:
-        """The stream after this block, and its own values if it has attention. `dtype`: format of products."""
-        raw_v = None
+        """The stream after this block, and its own values if it has attention. `attended`: the stream that attention
+        reads, if not its own."""
+        branch = raw_v = None
         if self.x0_mix is not None:
             x = self.x0_mix[0] * x + self.x0_mix[1] * x0
         if self.attention is not None and self.attention_norm is not None:
-            branch, raw_v = self.attention(self.attention_norm(x).to(dtype), value_embed, rotary, mask, cache)
+            normed = self.attention_norm(x if attended is None else attended)
+            branch, raw_v = self.attention(normed, value_embed, given)
+        x = self.kept(x, 0)
+        if self.x0_gate is not None:
+            x = x + scalar(self.config, self.x0_gate) * x0
+        if branch is not None:
             x = x + branch
         if self.mlp is not None and self.mlp_norm is not None:
-            x = x + self.mlp(self.mlp_norm(x).to(dtype))
+            x = self.kept(x, 1) + self.mlp(self.mlp_norm(x).to(given.dtype))
         return x, raw_v
+
+    def kept(self, x: Tensor, sub_layer: int) -> Tensor:
+        """What a sub-layer is added to."""
+        return x if self.residual_scales is None else self.residual_scales[sub_layer] * x
 
 
 class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
@@ -215,6 +241,10 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
         self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
         if config.unet_skips:
             self.skip_weights = nn.Parameter(torch.ones(config.num_hidden_layers // 2))
+        if config.skip is not None:
+            self.skip_gate = nn.Parameter(torch.zeros(1))
+        if config.backout_layer is not None:
+            self.backout = nn.Parameter(torch.zeros(1))
         self.final_norm = Norm(config)
         if not config.tied_lm_head:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -243,7 +273,8 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values = DynamicCache()
         positions, masks = self.positions_and_masks(input_ids, attention_mask, position_ids, past_key_values)
         rotary = {pairs: rotary_rows(self.config, positions, pairs) for pairs in set(self.config.rotary_pairs) if pairs}
-        x = self.stream(input_ids, positions, rotary, masks, past_key_values)
+        dtype = self.products_dtype(input_ids.device)
+        x = self.stream(input_ids, positions, Pass(dtype, rotary, masks, past_key_values))
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.head(x[:, kept])
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
@@ -282,16 +313,9 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
         found = cache.update(positions[:, None, :, None], documents[:, None, :, None], slot)
         return found[0][:, 0, :, 0], found[1][:, 0, :, 0]
 
-    def stream(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        rotary: dict[int, CosSin],
-        masks: dict[int, Tensor],
-        cache: Cache | None,
-    ) -> Tensor:
+    def stream(self, tokens: Tensor, positions: Tensor, given: Pass) -> Tensor:
         """The residual stream after the last block, (B, T, width)."""
-        c, dtype = self.config, self.products_dtype(tokens.device)
+        c, dtype = self.config, given.dtype
         x: Tensor = self.embed_tokens(tokens)
         if c.learned_positions:
             x = x + self.embed_positions(positions)
@@ -299,21 +323,23 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
         if c.embedding_norm:
             x = rms_norm(x, c.norm_eps)
         x0, first, half = x, None, c.num_hidden_layers // 2
-        skips: list[Tensor] = []
+        read_later = {*c.attends_to, c.backout_layer, *(c.skip or ()), *(range(half) if c.unet_skips else ())}
+        after: dict[int, Tensor] = {}  # those layers
         for layer, block in enumerate(self.layers):
             if c.unet_skips and layer >= half:
-                x = x + self.skip_weights[layer - half] * skips.pop()
-            table = c.value_tables[layer]
+                x = x + self.skip_weights[layer - half] * after[2 * half - 1 - layer]
+            if c.skip is not None and layer == c.skip[1]:
+                x = x + torch.sigmoid(scalar(c, self.skip_gate[0])) * after[c.skip[0]]
+            table, source = c.value_tables[layer], c.attends_to[layer]
             value_embed = first
             if table is not None:  # (B, T, H_kv, D)
                 value_embed = self.value_embeddings[str(table)](tokens).to(dtype).unflatten(-1, (-1, c.v_dims[layer]))
-            here, mask = rotary.get(c.rotary_pairs[layer]), masks[c.window_tokens[layer]]
-            x, raw_v = block(x, x0, value_embed, here, mask, cache, dtype)
+            x, raw_v = block(x, x0, None if source is None else after[source], value_embed, given)
             if c.value_residual and layer == 0:
                 first = raw_v
-            if c.unet_skips and layer < half:
-                skips.append(x)
-        return x
+            if layer in read_later:
+                after[layer] = x
+        return x if c.backout_layer is None else x - scalar(c, self.backout) * after[c.backout_layer]
 
     def head(self, x: Tensor) -> Tensor:
         """(B, T, width) -> (B, T, vocab_size) fp32, capped."""

@@ -1,8 +1,7 @@
-"""The weights of an export by our own names again: what `paceline export` wrote, in either form. Nothing is executed.
+"""The weights of an export by our own names again. Nothing is executed.
 
-Where an export renames, splits, turns or changes signs, the same functions are asked what they do to the numbers of the
-places, and that is undone: one mapping, written once. Costs 16 bytes a parameter for a moment, of a GPT-2 or Llama for
-the whole model, of our own architecture for one tensor at a time.
+The functions that write an export are asked what they do to the numbers of the places, and that is undone. Costs 16
+bytes a parameter for a moment, of a GPT-2 or Llama for the whole model, of our own architecture a tensor at a time.
 """
 
 import json
@@ -46,10 +45,8 @@ def read_export(folder: Path, model: ModelConfig) -> dict[str, Tensor]:
         raise RunError(f"{folder}: holds a model of type {kind}, but this run's is of type {wanted}; use its settings")
     if shape is not None:
         return _undone(folder, lambda ours: stock_weights(model, shape, ours), specs, theirs)
-    found: dict[str, Tensor] = {}
-    for spec in specs:
-        found |= _undone(folder, lambda ours: hf_weights(model, ours), [spec], theirs)
-    return found
+    each = (_undone(folder, lambda ours: hf_weights(model, ours), [spec], theirs) for spec in specs)
+    return {name: tensor for found in each for name, tensor in found.items()}
 
 
 def _undone(

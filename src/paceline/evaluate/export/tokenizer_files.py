@@ -1,10 +1,8 @@
 """Our tokenizers as files that transformers loads: tokenizer.json of the tokenizers library, and its settings.
 
-All kinds are byte-level BPEs there; raw bytes are one without merges. A text's ids are its own, as GPT-2's
-tokenizer gives them, so that lm-evaluation-harness asks the exported model what it asks ours; with end-of-text before
-every text it would count that token's loss in a perplexity. `pipeline` puts the `prefix` of config.json before a
-prompt, which is end-of-text spelled out, so texts that spell it are read as that token, as GPT-2's tokenizer reads
-them; `add_bos_token=True`, when the tokenizer is loaded, opens texts without a pipeline.
+All kinds are byte-level BPEs there; raw bytes are one without merges. A text's ids are its own, so that
+lm-evaluation-harness asks the exported model what it asks ours. `pipeline` puts the `prefix` of config.json before a
+prompt, which is end-of-text spelled out, so texts that spell it are read as that token, as by GPT-2's tokenizer.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""The protocol's answers as JSON values, of a completion whole or event by event."""
+"""The protocol's answers, of a completion whole or event by event."""
 
 import json
 import secrets
@@ -34,15 +34,14 @@ class Answer:
         self.made_tokens = 0
 
     async def whole(self) -> dict[str, Any]:
-        texts = [""] * len(self.reply.streams)
-        ends, wanted = list(texts), self.asked.logprobs is not None
-        logprobs: list[defaultdict[str, list[Any]]] = [defaultdict(list) for _ in texts]
+        choices = [_choice(index, "", None, None) for index in range(len(self.reply.streams))]
+        for choice in choices:
+            choice["logprobs"] = None if self.asked.logprobs is None else defaultdict(list)
         async for index, piece, finish, added in self.pieces():
-            texts[index] += piece
-            ends[index] = finish or ""
+            choices[index]["text"] += piece
+            choices[index]["finish_reason"] = finish
             for name, values in (added or {}).items():
-                logprobs[index][name] += values
-        choices = [_choice(n, text, ends[n], logprobs[n] if wanted else None) for n, text in enumerate(texts)]
+                choices[index]["logprobs"][name] += values
         return {**self.head, "choices": choices, "usage": self.usage()}
 
     async def events(self) -> AsyncIterator[bytes]:

@@ -1,7 +1,7 @@
 """The server: the completions protocol and a page to type into, for this machine's user, until Ctrl-C.
 
-A request that ends early, by its client's leaving or by any error, closes its `Reply`, and that frees its slots. A body
-must call itself JSON: a page of another site can only send such a one after asking, and is never allowed to.
+A request that ends, however it does, closes its `Reply`, and that frees its slots. A body must call itself JSON, which
+a page of another site may not send.
 """
 
 import asyncio
@@ -60,13 +60,12 @@ class Server:
         """Of prompt and text together."""
         return self.engine.batcher.decoder.max_tokens
 
-    async def models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [model_card(self.name, self.started)]})
-
-    async def model(self, request: Request) -> Response:
-        if request.path_params["name"] != self.name:
+    async def models(self, request: Request) -> Response:
+        """All, or the one that the path names."""
+        card, name = model_card(self.name, self.started), request.path_params.get("name")
+        if name not in (None, self.name):
             raise RefusedError(f"there is only the model {self.name!r} here", status=404, code="model_not_found")
-        return JSONResponse(model_card(self.name, self.started))
+        return JSONResponse({"object": "list", "data": [card]} if name is None else card)
 
     async def page(self, _: Request) -> Response:
         return HTMLResponse(page(self.name, self.max_tokens, self.about))
@@ -79,15 +78,8 @@ class Server:
         asked = await asyncio.to_thread(parse_completion, body, self.tokenizer, model=self.name, **sizes)
         limit_s = self.limits.timeout_s
         streams = [
-            Stream(
-                sampling,
-                prompt,
-                asked.new_tokens,
-                deadline=arrived + limit_s,
-                logprobs=asked.logprobs,
-                echo_from=int(opened) if asked.echo else None,
-            )
-            for prompt, opened in zip(asked.prompts, asked.opened, strict=True)
+            Stream(sampling, prompt, asked.new_tokens, arrived + limit_s, logprobs=asked.logprobs, echo_from=first)
+            for prompt, first in zip(asked.prompts, asked.echo_from, strict=True)
             for sampling in asked.samplings
         ]
         answer = Answer(self.name, self.tokenizer, asked, self.engine.open(streams), limit_s)
@@ -130,18 +122,18 @@ class _Events(StreamingResponse):
 
 async def _while_connected(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:
     """What `work` returns, or None if the client leaves before; then it is cancelled."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+
+    async def leave() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(leave())
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else None
     finally:
         working.cancel()
         leaving.cancel()
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class _Guard:
@@ -166,19 +158,13 @@ class _Guard:
         await app(scope, receive, guarded)
 
 
-async def _refuse(_: Request, refusal: Exception) -> Response:
-    assert isinstance(refusal, RefusedError)
-    return JSONResponse(error(refusal), refusal.status, headers={"Retry-After": "1"} if refusal.status == 429 else {})
-
-
-async def _refuse_http(request: Request, found: Exception) -> Response:
-    assert isinstance(found, HTTPException)
-    message = f"{request.method} {request.url.path[:80]}: {found.detail}"
-    return JSONResponse(error(RefusedError(message)), found.status_code, headers=found.headers)
-
-
-async def _gone(_: Request, __: Exception) -> Response:
-    return Response(status_code=GONE)
+async def _refuse(request: Request, found: Exception) -> Response:
+    if isinstance(found, HTTPException):
+        message = f"{request.method} {request.url.path[:80]}: {found.detail}"
+        return JSONResponse(error(RefusedError(message)), found.status_code, headers=found.headers)
+    if not isinstance(found, RefusedError):
+        return Response(status_code=GONE)
+    return JSONResponse(error(found), found.status, headers={"Retry-After": "1"} if found.status == 429 else {})
 
 
 def make_engine(model: GPT, windows: Windows, limits: ServeConfig) -> Engine:
@@ -211,11 +197,11 @@ def make_app(
     routes = [
         Route("/", server.page),
         Route("/v1/models", server.models),
-        Route("/v1/models/{name}", server.model),
+        Route("/v1/models/{name}", server.models),
         Route("/v1/completions", server.completions, methods=["POST"]),
         Route("/v1/chat/completions", server.chat, methods=["POST"]),
     ]
-    handlers = {RefusedError: _refuse, HTTPException: _refuse_http, ClientDisconnect: _gone}
+    handlers = dict.fromkeys((RefusedError, HTTPException, ClientDisconnect), _refuse)
     return _Guard(Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers), hosts)
 
 
@@ -236,15 +222,9 @@ def make_server(app: ASGIApp, *, texts: int, answer_s: float) -> uvicorn.Server:
         most = texts + SPARE_CONNECTIONS
         request_s = BODY_S + answer_s + END_S
 
+    quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
     config = uvicorn.Config(
-        app,
-        http=LimitedConnection,
-        ws="none",
-        lifespan="on",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=END_S,
+        app, http=LimitedConnection, ws="none", lifespan="on", timeout_graceful_shutdown=END_S, **quiet
     )
     return uvicorn.Server(config)
 

@@ -1,9 +1,8 @@
-"""Many texts at once over one cache: streams join and leave between two steps, nobody waits for a batch to end.
+"""Many texts at once over one cache: streams join and leave between two steps.
 
-A step feeds one piece of one new prompt and one token of every text that has begun, so a long prompt delays the others
-by one piece at a time. With a `DecodeGraph` it launches the next token of every text before it reads the one before,
-so that the GPU works meanwhile; a text then gets its tokens one step later, and where it ends before that is known,
-one token more is made and forgotten. Everything here belongs to one thread; `engine.py` is that thread.
+A step feeds one piece of one new prompt and one token of every text that has begun. With a `DecodeGraph` it launches
+the next token of every text before it reads the one before; a text then gets its tokens one step later, and one that
+has ended makes one token more, which is forgotten. Everything here belongs to one thread, that of `engine.py`.
 """
 
 import functools
@@ -177,12 +176,11 @@ class Batcher:
         self.in_flight = (graph.launch(live), live, self._scores(graph, live)) if any(live) else None
         tokens = [] if ids is None else ids.wait()
         scored = [None] * len(tokens) if scores is None else scores.read()
-        made = [
-            (stream, token, score)
-            for stream, token, score in zip(whose, tokens, scored, strict=False)
-            if stream and stream.slot is not None
-        ]
-        return [event for one in made for event in self._continue(*one)]
+        events: list[Event] = []
+        for stream, token, score in zip(whose, tokens, scored, strict=False):
+            if stream and stream.slot is not None:
+                events += self._continue(stream, token, score)
+        return events
 
     @staticmethod
     def _scores(graph: DecodeGraph, live: list[Stream | None]) -> Scores | None:

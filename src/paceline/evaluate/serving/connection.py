@@ -1,7 +1,7 @@
 """A connection with time limits: uvicorn has none for headers, nor for a client that does not read its answer.
 
-A client that has not sent a whole request holds nothing that another needs: where there are too many connections, the
-oldest such one is closed, so that half-sent requests never keep others out.
+Where there are too many connections, the oldest without a whole request is closed, so that half-sent requests keep
+nobody out.
 """
 
 import asyncio

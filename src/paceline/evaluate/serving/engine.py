@@ -1,7 +1,7 @@
 """The thread that owns the model, and the replies it fills for an event loop.
 
-Commands go in through a queue; what a step made comes out in one call to the loop, however many streams it was for.
-Who may enter is decided on the loop's side, so no lock is needed anywhere.
+Commands go in through a queue; what a step made comes out in one call to the loop, which also decides who may enter,
+so no lock is needed.
 """
 
 import asyncio

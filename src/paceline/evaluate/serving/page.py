@@ -46,8 +46,6 @@ def facts(run: LoadedRun) -> str:
 def page(name: str, max_tokens: int, about: str) -> str:
     """`name`: of the model. It comes last: it may hold anything."""
     filled = _asset("page.html").replace("{{style}}", _asset("page.css")).replace("{{script}}", _asset("page.js"))
-    return (
-        filled.replace("{{max_tokens}}", str(max_tokens - 1))
-        .replace("{{facts}}", html.escape(about))
-        .replace("{{name}}", html.escape(name))
-    )
+    for field, value in {"max_tokens": str(max_tokens - 1), "facts": about, "name": name}.items():
+        filled = filled.replace("{{" + field + "}}", html.escape(value))
+    return filled

@@ -1,8 +1,4 @@
-"""A request of the completions protocol, checked field by field. Every mistake is an error that names the field.
-
-Unknown fields are refused: a setting that does nothing is worse than one that is not there. Fields of the protocol that
-are not built may be sent with the value that changes nothing.
-"""
+"""A request of the completions protocol, checked field by field; unknown ones are refused. An error names the field."""
 
 import json
 import secrets
@@ -19,14 +15,8 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 256
 SEEDS = 1 << 63
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "suffix": ("",),
-}
-"""Fields that are not built, with the values, besides null, that mean no more than their absence."""
+NEUTRAL = {"best_of": 1, "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "suffix": ""}
+"""Fields that are not built, with the value, besides null, that means no more than their absence."""
 FIELDS = {
     "model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n", "stream", "stream_options",
     "user", "logprobs", "echo", *NEUTRAL,
@@ -48,8 +38,8 @@ class Completion:
     prompts: tuple[list[int], ...]
     given: tuple[str, ...]
     """Each prompt as text, for `echo`."""
-    opened: tuple[bool, ...]
-    """Whether an end-of-text was put before the prompt; `echo` does not tell of it."""
+    echo_from: tuple[int | None, ...]
+    """The first token of each prompt that `echo` gives: not an end-of-text that was put before it. None: no echo."""
     n: int
     new_tokens: int
     sampling: SamplingConfig
@@ -58,9 +48,8 @@ class Completion:
     include_usage: bool
     """At the end of a stream."""
     echo: bool
-    """Whether the prompt is a part of the text."""
     logprobs: int | None
-    """How many of the likeliest tokens are told of at each place."""
+    """How many of the likeliest tokens are listed at each place."""
 
     @property
     def samplings(self) -> list[SamplingConfig]:
@@ -90,7 +79,7 @@ def parse_completion(
     if unknown := sorted(found.keys() - FIELDS):
         raise RefusedError(f"{unknown[0][:80]!r} is not a field of this server", param=unknown[0][:80])
     for name, neutral in NEUTRAL.items():
-        if found.get(name) is not None and found[name] not in neutral:
+        if found.get(name) not in (None, neutral):
             raise RefusedError(f"{name} is not supported here; leave it out", param=name)
     if found.get("model") not in (None, model):
         raise RefusedError(f"there is only the model {model!r} here", status=404, param="model", code="model_not_found")
@@ -108,8 +97,10 @@ def parse_completion(
         raise RefusedError(f"{unknown[0][:80]!r} in stream_options is not known here", param="stream_options")
     return Completion(
         prompts=prompts,
-        given=tuple(one if isinstance(one, str) else _text(one, tokenizer) for one in asked),
-        opened=tuple(isinstance(one, str) for one in asked),
+        given=tuple(
+            one if isinstance(one, str) else tokenizer.decode_bytes(one).decode(errors="replace") for one in asked
+        ),
+        echo_from=tuple(int(isinstance(one, str)) if echo else None for one in asked),
         n=n,
         new_tokens=new_tokens,
         sampling=SamplingConfig(
@@ -124,10 +115,6 @@ def parse_completion(
         echo=echo,
         logprobs=None if found.get("logprobs") is None else _integer(found, "logprobs", 0, 0, MAX_LOGPROBS),
     )
-
-
-def _text(tokens: list[int], tokenizer: Tokenizer) -> str:
-    return tokenizer.decode_bytes(tokens).decode(errors="replace")
 
 
 def _prompts(found: Any) -> list[Any]:
@@ -145,8 +132,7 @@ def _prompts(found: Any) -> list[Any]:
 def _tokens(prompt: Any, tokenizer: Tokenizer, limit: int) -> list[int]:
     """The prompt after an end-of-text, which begins a document, as in `paceline sample`; token ids as they are."""
     if isinstance(prompt, str):
-        longest = max(map(len, tokenizer.token_bytes))
-        if len(prompt) > limit * longest:  # without counting: to cut a text into tokens takes a while
+        if len(prompt) > limit * max(map(len, tokenizer.token_bytes)):  # to cut a text into tokens takes a while
             raise _too_long(f"more than {limit:,}", limit)
         try:
             prompt.encode()
