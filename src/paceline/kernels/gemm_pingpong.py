@@ -252,8 +252,8 @@ def constants(tiles: Tiles) -> dict[str, Any]:
 
 
 def slope_product(a: Tensor, b: Tensor, kept: Tensor) -> Tensor:
-    """a b · 2 sqrt(kept): `gemm_epilogue.product(a, bᵀ, "relu2_backward", kept)`. a (rows, depth), b (depth, columns),
-    kept (rows, columns), all contiguous and in bf16 or fp16."""
+    """a b · 2 sqrt(kept): the gradient a b carried through ReLU², of which `kept` (rows, columns) are the values. a
+    (rows, depth), b (depth, columns), all contiguous and in bf16 or fp16."""
     c, t = torch.empty_like(kept), TILES
     ends = (operand(matrix, t.m, PIECE.value) for matrix in (c, kept))
     descs = (operand(a, t.m, t.k), operand(b, t.k, t.n), *ends)
