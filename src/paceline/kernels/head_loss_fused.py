@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHUNK_TOKENS = 16_384
-"""Tokens of one chunk: 1.6 GB of bf16 logits at 50,304 columns."""
+from paceline.core.units import IGNORE_TARGET
+from paceline.settings.backends import FUSED_CHUNK_TOKENS
+
 BLOCK, WARPS = 8_192, 16
 """Logits that a program works on at a time. So large a program that a multiprocessor holds few: rows that are in work
 at the same time, 100 kB each, should stay in the cache until they are read again (0.56 ms for 8,192 rows on an H200,
@@ -35,12 +36,12 @@ UNSHIFTED_CAP = 64.0
 
 
 def head_loss_fused(
-    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, ignore: int, chunk_tokens: int | None = None
+    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, chunk_tokens: int | None = None
 ) -> Tensor:
     """Total loss, 0-D fp32, of normalised activations x (N, width) under head rows (V, width), both in the compute
-    format; targets (N,). A target of `ignore` adds nothing."""
-    chunk = chunk_tokens or CHUNK_TOKENS
-    total, *_ = _head_loss(x, weight, targets, cap, ignore, torch.is_grad_enabled(), chunk)
+    format; targets (N,). A target that does not count adds nothing."""
+    chunk = chunk_tokens or FUSED_CHUNK_TOKENS
+    total, *_ = _head_loss(x, weight, targets, cap, torch.is_grad_enabled(), chunk)
     return total
 
 
@@ -211,7 +212,7 @@ def tanh(x, HARDWARE: tl.constexpr):
 
 @torch.library.custom_op("paceline::head_loss", mutates_args=())
 def _head_loss(
-    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, ignore: int, with_gradient: bool, chunk_tokens: int
+    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, with_gradient: bool, chunk_tokens: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Total loss and, if asked for, its gradient with respect to x, up to a factor for each row, these factors in fp32,
     and its gradient with respect to weight; else three empty tensors."""
@@ -223,7 +224,7 @@ def _head_loss(
     for first in range(0, x.size(0), chunk_tokens):
         part = slice(first, first + chunk_tokens)
         slopes = buffer[: x[part].size(0)]
-        shared_x = _slopes(x[part], weight, targets[part], cap, ignore, slopes, losses[part], shares[part])
+        shared_x = _slopes(x[part], weight, targets[part], cap, slopes, losses[part], shares[part])
         if with_gradient:
             torch.mm(slopes, weight, out=grad_x[part])
             _add_product(grad_weight, slopes.T, shared_x)
@@ -231,20 +232,19 @@ def _head_loss(
 
 
 def _slopes(
-    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, ignore: int, slopes: Tensor, losses: Tensor,
-    shares: Tensor,
-) -> Tensor:  # fmt: skip
+    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, slopes: Tensor, losses: Tensor, shares: Tensor
+) -> Tensor:
     """Losses of these rows into `losses`. Unless `shares` is empty, into `slopes` the gradient of their logits, up to a
     factor for each row that goes into `shares`; x times it comes back."""
     with_gradient = len(shares) > 0
     if cap is None or cap > UNSHIFTED_CAP or not all(_addressable(t) for t in (x, weight, slopes)):
         torch.mm(x, weight.T, out=slopes)
-        launch_rows(slopes, targets, losses, cap, ignore, with_gradient=with_gradient)
+        launch_rows(slopes, targets, losses, cap, with_gradient=with_gradient)
         return x
     from paceline.kernels.gemm_pingpong import slopes_and_sums  # the interpreter of Triton knows no Gluon
 
     sums = slopes_and_sums(x, weight, cap, out=slopes)
-    return launch_targets(slopes, sums, x, weight, targets, losses, shares, cap, ignore)
+    return launch_targets(slopes, sums, x, weight, targets, losses, shares, cap)
 
 
 def _addressable(matrix: Tensor) -> bool:
@@ -261,22 +261,19 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += a @ b
 
 
-def launch_rows(
-    logits: Tensor, targets: Tensor, losses: Tensor, cap: float | None, ignore: int, *, with_gradient: bool
-) -> None:
+def launch_rows(logits: Tensor, targets: Tensor, losses: Tensor, cap: float | None, *, with_gradient: bool) -> None:
     """Losses of these rows into `losses`; with `with_gradient`, their gradients over `logits`."""
     rows, vocab = logits.shape
     switches = {"CAPPED": cap is not None, "SHIFTED": cap is None or cap > UNSHIFTED_CAP}
     switches |= {"WITH_GRADIENT": with_gradient, "HARDWARE": _by_hardware(logits)}
     sizes = {"BLOCK": BLOCK, "TAIL": triton.next_power_of_2(vocab % BLOCK or 1), "num_warps": WARPS}
-    given = (vocab, 1.0 if cap is None else cap, ignore)
+    given = (vocab, 1.0 if cap is None else cap, IGNORE_TARGET)
     head_loss_rows[(rows,)](logits, targets, losses, *given, **switches, **sizes)
 
 
 def launch_targets(
-    slopes: Tensor, sums: Tensor, x: Tensor, weight: Tensor, targets: Tensor, losses: Tensor, shares: Tensor,
-    cap: float, ignore: int,
-) -> Tensor:  # fmt: skip
+    slopes: Tensor, sums: Tensor, x: Tensor, weight: Tensor, targets: Tensor, losses: Tensor, shares: Tensor, cap: float
+) -> Tensor:
     """Losses of these rows into `losses`. `slopes` and `sums` are those of `gemm_pingpong.slopes_and_sums`. Unless
     `shares` is empty, the slopes at targets are exchanged, so that shares·slopes is the gradient of the logits; back
     comes x times its share."""
@@ -286,7 +283,7 @@ def launch_targets(
     sizes = {"PARTS": triton.next_power_of_2(parts), "WIDTH": triton.next_power_of_2(width), "ROWS": TARGET_ROWS}
     options = {"WITH_GRADIENT": len(shares) > 0, "HARDWARE": _by_hardware(slopes), "num_warps": TARGET_WARPS}
     grid = (triton.cdiv(rows, TARGET_ROWS),)
-    head_loss_targets[grid](*tensors, rows, parts, vocab, width, cap, ignore, **sizes, **options)
+    head_loss_targets[grid](*tensors, rows, parts, vocab, width, cap, IGNORE_TARGET, **sizes, **options)
     return shared_x
 
 
@@ -296,7 +293,7 @@ def _by_hardware(logits: Tensor) -> bool:
 
 
 @_head_loss.register_fake
-def _(x, weight, targets, cap, ignore, with_gradient, chunk_tokens):
+def _(x, weight, targets, cap, with_gradient, chunk_tokens):
     total, rows = x.new_empty((), dtype=torch.float32), x.size(0) if with_gradient else 0
     grads = (torch.empty_like(x), torch.empty_like(weight)) if with_gradient else (x.new_empty(0), weight.new_empty(0))
     return total, grads[0], x.new_empty(rows, dtype=torch.float32), grads[1]
@@ -309,7 +306,7 @@ def _keep(ctx, inputs, output) -> None:
 def _scale(ctx, grad_total, *_):
     grad_x, shares, grad_weight = ctx.saved_tensors
     scaled_x = (grad_total * shares[:, None] * grad_x).to(grad_x.dtype)
-    return scaled_x, (grad_total * grad_weight).to(grad_weight.dtype), *(None,) * 5
+    return scaled_x, (grad_total * grad_weight).to(grad_weight.dtype), *(None,) * 4
 
 
 _head_loss.register_autograd(_scale, setup_context=_keep)
