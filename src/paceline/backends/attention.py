@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from itertools import pairwise
 
-from paceline.backends.registry import Backend, Kept, Request, after_probe, imported
+from paceline.backends.registry import FP32, Backend, Kept, Request, after_probe, imported, nothing
 from paceline.core import probe
 from paceline.settings.backends import CHUNK_TOKENS, chunk_reach
 from paceline.settings.model import ModelConfig
 
-FP32 = 4
 FLEX_HEAD_DIM = 16
 """FlexAttention's narrowest head."""
 
@@ -45,8 +44,7 @@ def _flex_misfit(request: Request) -> str | None:
 
 
 def _flex_why_not(request: Request) -> str | None:
-    verdict = probe.flex_attention(request.device)
-    return _flex_misfit(request) or (None if verdict.usable else verdict.reason)
+    return _flex_misfit(request) or after_probe(probe.flex_attention, nothing)(request)
 
 
 def _flex_pays_not(request: Request) -> str | None:

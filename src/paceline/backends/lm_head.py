@@ -4,10 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from paceline.backends.registry import Backend, Kept, Request, custom_backend, imported
+from paceline.backends.registry import FP32, Backend, Kept, Request, custom_backend, imported
 from paceline.settings.backends import FUSED_CHUNK_TOKENS, head_chunk_tokens
-
-FP32 = 4
 
 
 def in_chunks() -> Backend:

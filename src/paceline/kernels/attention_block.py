@@ -70,9 +70,10 @@ def _attend_backward(
     if not in_flight(q):  # under the interpreter: one after the other
         grads = attend_backward(grad, q, k, v, out, lse, first_key, end_query, scale)
         return heads_gradients(*(g.flatten(0, 1) for g in grads), x, weight, value_embed, mix, cos, sin, qkv, norm)
-    from paceline.kernels.attention_async import Raw, fill_gradients, raw_parts
+    from paceline.kernels.attention_async import BACKWARD_KEYS, Raw, fill_gradients
 
-    grad_qkv, grad_embed, parts = torch.empty_like(qkv), empty_like(value_embed, x), raw_parts(qkv, kv_heads)
+    grad_qkv, grad_embed = torch.empty_like(qkv), empty_like(value_embed, x)
+    parts = x.new_zeros(len(x) // BACKWARD_KEYS.keys * kv_heads, 2, dtype=torch.float32)
     raw = Raw(cos, sin, norm, qkv[:, heads + kv_heads :], mix, value_embed, grad_embed, parts)
     grads = _by_sequence(tokens, *grad_qkv.split([heads, kv_heads, kv_heads], 1))
     fill_gradients(grads, grad, q, k, v, out, lse, first_key, end_query, scale, raw)

@@ -2,13 +2,11 @@
 
 The logits z of a chunk of tokens are one product. The gradient of a row is its exponentials times the slope of the cap,
 divided by their sum, and one less at the target. Where the copy engine can address the logits and a cap c bounds them,
-no maximum is needed, and the product itself stores exp(c)·dc/dz and sums exp(c), beside the products of the next tiles
-(`gemm_pingpong`). The division waits: it is one factor for a row, which the products that carry the gradient on to x
-and the head rows leave on their way. So nobody reads a logit again but the target's, a product of two short rows.
-Elsewhere the logits are stored, and one kernel takes the loss of each row, reading it twice (the second time from the
-cache), and leaves the gradient in its place. No product is computed twice and no fp32 logits exist. The gradient is
-taken in the forward pass, for a total with weight 1, and the backward pass only scales it: that is why the loss is
-handed back as a total.
+no maximum is needed, and the product itself stores exp(c)·dc/dz and sums exp(c) (`gemm_pingpong`). The division is one
+factor for a row, which the products that carry the gradient on apply. Elsewhere the logits are stored, and one kernel
+takes the loss of each row and leaves the gradient in its place. No product is computed twice and no fp32 logits exist.
+The gradient is taken in the forward pass, for a total with weight 1, and the backward pass only scales it: that is why
+the loss is handed back as a total.
 Tried and dropped: sums of exponentials in the ending of a product whose matrix units wait (docs/experiments.md).
 """
 
@@ -18,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.core.units import IGNORE_TARGET
+from paceline.kernels.attention_ranges import LOWEST
 from paceline.settings.backends import FUSED_CHUNK_TOKENS
 
 BLOCK, WARPS = 8_192, 16
@@ -29,8 +28,6 @@ TARGET_ROWS, TARGET_WARPS = 8, 8
 ADDRESS_BYTES = 16
 """What rows must be a multiple of for the copy engine."""
 LOG2_E = tl.constexpr(1.4426950408889634)
-LOWEST = tl.constexpr(-3.0e38)
-"""Maximum of a lane that has seen nothing yet: -inf cannot be subtracted from -inf."""
 UNSHIFTED_CAP = 64.0
 """Up to this cap exp(logit) neither overflows nor vanishes in fp32, nor does a sum of them: no running maximum."""
 

@@ -2,10 +2,8 @@
 
 One product of the library, then one kernel that normalises and rotates queries and keys where they lie and mixes the
 values: y = R(x s), R the rotation and s = (mean x² + ε)^-½, is kept with s, and from both the gradient follows: dx =
-s·R⁻¹(dy - y·mean(dy·y)), because a rotation keeps inner products. Raw queries and keys are overwritten; raw values stay
-beside them, which the gradient of the mixing scalars needs. Backward, all parts write into one gradient of the joined
-projection: nothing is concatenated. Tried and dropped: making the heads in the ending of a product of our own, and two
-products (docs/experiments.md).
+s·R⁻¹(dy - y·mean(dy·y)), because a rotation keeps inner products. Raw values are kept for the gradient of the mixing
+scalars. Tried and dropped: heads in the ending of a product of our own, and two products (docs/experiments.md).
 """
 
 from typing import Any
