@@ -6,6 +6,7 @@ sequences, T tokens, H query heads, H_kv key and value heads, D head width (of v
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -75,11 +76,18 @@ def chunked_mask(
     return mask if mask.dim() == 4 else mask[None]
 
 
-AttentionForward = Callable[
-    ["SelfAttention", Tensor, Tensor, Tensor | None, RotaryCosSin | None, Attend], tuple[Tensor, Tensor | None]
-]
-"""(module, normalised stream, stream, value_embed, rotary, attend) -> stream with attention's output added, (B, T,
-width), and the layer's own values before they were mixed: the back end of the whole sub-layer."""
+class AttentionInputs(NamedTuple):
+    """What a layer's attention takes besides the stream."""
+
+    value_embed: Tensor | None
+    """What the value path mixes in, (B, T, H_kv, D)."""
+    rotary: RotaryCosSin | None
+    attend: Attend
+
+
+AttentionForward = Callable[["SelfAttention", Tensor, Tensor, AttentionInputs], tuple[Tensor, Tensor | None]]
+"""(module, normalised stream, stream, its other inputs) -> stream with attention's output added, (B, T, width), and
+the layer's own values before they were mixed: the back end of the whole sub-layer."""
 
 
 class SelfAttention(SubLayer):
@@ -100,12 +108,10 @@ class SelfAttention(SubLayer):
         super().__init__(config, spec.attention(config, attention_of(layer)), make_matmul)
         self.layer, self.shape, self.forward_with = layer, attention_of(layer), forward_with
 
-    def forward(
-        self, x: Tensor, stream: Tensor, value_embed: Tensor | None, rotary: RotaryCosSin | None, attend: Attend
-    ) -> tuple[Tensor, Tensor | None]:
-        """`stream` plus the attention of x, its normalised form. `value_embed`: what the value path mixes in, (B, T,
-        H_kv, D), or None. Also returns this layer's own values, which the `residual` path hands to later layers."""
-        return self.forward_with(self, x, stream, value_embed, rotary, attend)
+    def forward(self, x: Tensor, stream: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
+        """`stream` plus the attention of x, its normalised form. Also returns this layer's own values, which the
+        `residual` path hands to later layers."""
+        return self.forward_with(self, x, stream, inputs)
 
     def qkv_of(
         self, x: Tensor, value_embed: Tensor | None, rotary: RotaryCosSin | None, matmul: MatMul | None = None
@@ -163,13 +169,8 @@ class SelfAttention(SubLayer):
 
 
 def attention_plain(
-    module: SelfAttention,
-    x: Tensor,
-    stream: Tensor,
-    value_embed: Tensor | None,
-    rotary: RotaryCosSin | None,
-    attend: Attend,
+    module: SelfAttention, x: Tensor, stream: Tensor, inputs: AttentionInputs
 ) -> tuple[Tensor, Tensor | None]:
     """The plain twin."""
-    q, k, v, raw_v = module.qkv_of(x, value_embed, rotary)
-    return module.add_output(stream, attend(module.layer, q, k, v)), raw_v
+    q, k, v, raw_v = module.qkv_of(x, inputs.value_embed, inputs.rotary)
+    return module.add_output(stream, inputs.attend(module.layer, q, k, v)), raw_v
