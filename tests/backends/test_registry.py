@@ -284,18 +284,6 @@ def test_importing_the_back_ends_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_numbers_that_are_repeated_for_want_of_torch_are_those_of_the_kernels() -> None:
-    from paceline.backends import attention, lm_head
-    from paceline.kernels import head_loss, head_loss_fused
-    from paceline.model import attention as model_attention
-
-    for name in ("CHUNK_TOKENS", "DENSE_LIMIT_TOKENS"):
-        assert getattr(attention, name) == getattr(model_attention, name)
-    for name in ("CHUNK_LOGITS", "MIN_CHUNK_TOKENS"):
-        assert getattr(lm_head, name) == getattr(head_loss, name)
-    assert lm_head.FUSED_CHUNK_TOKENS == head_loss_fused.CHUNK_TOKENS
-
-
 # ---- one that a test adds
 
 SEAMS = {"attention": "plan", "qkv": "attention", "mlp": "mlp", "lm_head": "lm_head", "matmul": "matmul"}

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from paceline.data.corpus import IGNORED_TARGET, Batch
+from paceline.core.units import IGNORE_TARGET
+from paceline.data.corpus import Batch
 from paceline.evaluate.validation import TEXT_BYTES, gzip_bits_per_byte
 from paceline.text.tokenizer import ByteTokenizer
 
@@ -18,7 +19,7 @@ def batch(targets: list[int]) -> Batch:
 
 
 def test_it_is_the_size_of_the_compressed_text_without_what_is_no_text() -> None:
-    ids = [ByteTokenizer.end_of_text, *TEXT, IGNORED_TARGET]
+    ids = [ByteTokenizer.end_of_text, *TEXT, IGNORE_TARGET]
     found = gzip_bits_per_byte([batch(ids[:700]), batch(ids[700:])], ByteTokenizer())
     assert found == pytest.approx(8 * len(gzip.compress(TEXT, 9)) / len(TEXT))
 

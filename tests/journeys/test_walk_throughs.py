@@ -1,4 +1,5 @@
-"""The walk-throughs work as they stand: their changes apply to this tree, and the commands that they show succeed."""
+"""The walk-throughs work as they stand: their changes apply to this tree and touch few files, and the commands shown
+succeed."""
 
 import os
 import re
@@ -10,13 +11,29 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.journey
 ROOT = Path(__file__).parents[2]
 CHANGE = re.compile(r"^```diff\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TOUCHED = re.compile(r"^(?:\+\+\+ b/|`)(src/paceline/[\w/.-]+)", re.MULTILINE)
+BUDGETS = [
+    ("own-technique.md", "## An activation", "## A loss term", 4),
+    ("own-technique.md", "## A loss term", "## The page", 4),
+    ("own-optimizer.md", "## In the package", None, 2),
+]
+"""Page, first and next heading, and files under src/ that the change between them may touch, a preset included."""
 NEW_FILE = re.compile(r"^`([\w/.-]+)`, new:\n\n(`{3,})(?:py|md)\n(.*?)^\2$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^(python|paceline) (.+)$", re.MULTILINE)
 
 
+@pytest.mark.parametrize(("page", "first", "after", "most"), BUDGETS)
+def test_a_change_touches_few_files(page: str, first: str, after: str | None, most: int) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    start, end = text.index(f"\n{first}\n"), len(text) if after is None else text.index(f"\n{after}\n")
+    changes = "".join(CHANGE.findall(text[start:end]))
+    new = "".join(f"`{name}`\n" for name, *_ in NEW_FILE.findall(text[start:end]))
+    assert 0 < len(set(TOUCHED.findall(changes + new))) <= most
+
+
+@pytest.mark.journey
 @pytest.mark.parametrize("page", ["own-technique.md", "own-optimizer.md"])
 def test_a_walk_through_can_be_walked(page: str, tmp_path: Path) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")

@@ -65,7 +65,7 @@ def head_errors(tokens: int, vocab: int, cap: float | None, *, device: str, dtyp
         return [F.cross_entropy(z, targets, reduction="sum", ignore_index=IGNORE_TARGET)]
 
     return errors(
-        lambda x, weight: [head_loss_fused(x, weight, targets, cap, IGNORE_TARGET)],
+        lambda x, weight: [head_loss_fused(x, weight, targets, cap)],
         plain,
         [seeded(tokens, 32, seed=1), seeded(vocab, 32, seed=2)],
         device=device,

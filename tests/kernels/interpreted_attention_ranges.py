@@ -51,7 +51,7 @@ def test_a_row_that_has_seen_nothing_holds_no_weight() -> None:
 
 
 def test_compiled_code_takes_the_kernels_as_one_node_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shapes and strides that the compiler is told are those that come, forward and backward."""
+    """Shapes and strides that the compiler gets are those that come, forward and backward."""
     monkeypatch.setattr(attention_ranges, "SINGLE_PRECISION", SMALL)
     qkv, grad = qkv_of(1, 128, 2, 1, 64, torch.float32, "cpu", joined=True)
     rule, ids, window = MaskRule(True, False, True), torch.zeros(1, 128, dtype=torch.int32), torch.tensor(128)

@@ -1,4 +1,4 @@
-"""FlashAttention over packed documents: what it is told is the mask, what it cannot do is refused. Its values are
+"""FlashAttention over packed documents: what it is given is the mask, what it cannot do is refused. Its values are
 compared on a GPU, in test_attention_varlen_gpu.py."""
 
 from dataclasses import replace

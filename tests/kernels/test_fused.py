@@ -37,22 +37,12 @@ def for_hopper(kernel: Any, types: dict[str, str], constants: dict[str, Any], *,
     return compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps, "num_stages": stages})
 
 
-@pytest.mark.parametrize("ending", gemm_epilogue.TILES)
-def test_products_compile_for_the_matrix_units_and_fit_the_shared_memory(ending: str) -> None:
-    tiles = gemm_epilogue.TILES[ending]
-    half = f"tensordesc<bf16[{tiles.m},{tiles.n // 2}]>"
-    by_depth = ending == "relu2_backward"
-    b_tile = (tiles.k, tiles.n) if by_depth else (tiles.n, tiles.k)
-    types = {"a_desc": f"tensordesc<bf16[{tiles.m},{tiles.k}]>", "b_desc": f"tensordesc<bf16[{b_tile[0]},{b_tile[1]}]>"}
-    types |= {
-        "c_desc": half,
-        "kept_desc": half,
-        "rows": "i32",
-        "columns": "i32",
-        "depth": "i32",
-    }
-    blocks = {"BLOCK_M": tiles.m, "BLOCK_N": tiles.n, "BLOCK_K": tiles.k, "GROUP_M": tiles.group}
-    constants = {"ENDING": ending, "B_BY_DEPTH": by_depth, "PROGRAMS": 132, **blocks}
+def test_products_compile_for_the_matrix_units_and_fit_the_shared_memory() -> None:
+    tiles = gemm_epilogue.TILES
+    blocks = {"a_desc": (tiles.m, tiles.k), "b_desc": (tiles.n, tiles.k), "c_desc": (tiles.m, tiles.n // 2)}
+    types = {name: f"tensordesc<bf16[{rows},{columns}]>" for name, (rows, columns) in blocks.items()}
+    types |= {"rows": "i32", "columns": "i32", "depth": "i32"}
+    constants = {"BLOCK_M": tiles.m, "BLOCK_N": tiles.n, "BLOCK_K": tiles.k, "GROUP_M": tiles.group, "PROGRAMS": 132}
     done = for_hopper(gemm_epilogue.mlp_product, types, constants, warps=tiles.warps, stages=tiles.stages)
     assert "wgmma.mma_async" in done.asm["ptx"]
     assert done.metadata.shared + RESERVED_BYTES <= SHARED_BYTES

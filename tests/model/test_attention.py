@@ -11,10 +11,12 @@ from torch.testing import assert_close
 from model.small import END_OF_TEXT, WINDOWED, in_fp32, random_tokens, shaken, small, windows
 from paceline.kernels.attention import attend_chunked, attend_dense, attend_triangle
 from paceline.model import attention
-from paceline.model.attention import Attend, chunk_of, chunked_mask, plan_reference, reach_tokens
+from paceline.model.attention import Attend, chunk_of, chunked_mask, plan_reference
 from paceline.model.gpt import GPT
 from paceline.model.masks import MaskRule, block_lists, dense_mask, document_ids, full_block_share
 from paceline.recipes.demo import demo
+from paceline.settings import backends as sizes
+from paceline.settings.backends import reach_tokens
 from paceline.settings.model import ModelConfig, RotaryConfig, WindowConfig
 
 SCALE = 0.37
@@ -135,8 +137,8 @@ def test_a_whole_model_is_the_same_by_chunks(name: str, monkeypatch: pytest.Monk
     model, tokens, window = shaken(in_fp32(config)), random_tokens(1, 640, document_every=300), windows(256)
     dense = model.logits(tokens, window)
     shapes = spy_on_chunks(monkeypatch)
-    monkeypatch.setattr(attention, "DENSE_LIMIT_TOKENS", 512)
-    monkeypatch.setattr(attention, "CHUNK_TOKENS", 128)
+    monkeypatch.setattr(sizes, "DENSE_LIMIT_TOKENS", 512)
+    monkeypatch.setattr(sizes, "CHUNK_TOKENS", 128)
     chunked = model.logits(tokens, window)
     assert len(shapes) == len(config.attending)
     assert_close(chunked, dense, rtol=1e-4, atol=1e-4)
@@ -169,7 +171,7 @@ def compiled(config: ModelConfig) -> tuple[GPT, object]:
 def test_a_whole_window_schedule_compiles_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The window is a tensor: every value of the schedule runs through one graph, and each gives its own result."""
     if path == "chunked":
-        monkeypatch.setattr(attention, "DENSE_LIMIT_TOKENS", 128)
+        monkeypatch.setattr(sizes, "DENSE_LIMIT_TOKENS", 128)
     config = replace(demo().model, width=16, num_heads=2, head_dim=8, vocab_size=64, num_layers=2)
     config = replace(config, rotary=RotaryConfig(max_tokens=1024))
     model, fast = compiled(config)

@@ -10,12 +10,14 @@ from torch.testing import assert_close
 from model.small import END_OF_TEXT, random_tokens, shaken, small, windows
 from paceline.backends.registry import Request, find
 from paceline.kernels import head_loss as kernel
+from paceline.kernels.head_loss import head_loss_chunked
 from paceline.model.gpt import GPT, Seams
-from paceline.model.loss import IGNORE_TARGET, HeadLoss, head_loss, head_loss_by_chunks
+from paceline.model.loss import IGNORE_TARGET, HeadLoss, head_loss
+from paceline.settings import backends as sizes
 from paceline.settings.model import ModelConfig
 
 WIDTH, ROWS = 16, 40
-HEAD_LOSSES: dict[str, HeadLoss] = {"reference": head_loss, "chunked": head_loss_by_chunks}
+HEAD_LOSSES: dict[str, HeadLoss] = {"reference": head_loss, "chunked": head_loss_chunked}
 BOTH = pytest.mark.parametrize("loss", HEAD_LOSSES.values(), ids=HEAD_LOSSES.keys())
 CAPS = pytest.mark.parametrize("cap", [None, 15.0, 2.0])
 
@@ -23,7 +25,7 @@ CAPS = pytest.mark.parametrize("cap", [None, 15.0, 2.0])
 @pytest.fixture(autouse=True)
 def _chunks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that chunks small enough for a test occur."""
-    monkeypatch.setattr(kernel, "MIN_CHUNK_TOKENS", 1)
+    monkeypatch.setattr(sizes, "MIN_CHUNK_TOKENS", 1)
 
 
 def inputs(tokens: int, *, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -56,7 +58,7 @@ def with_gradients(losses: Tensor, *sources: Tensor) -> list[Tensor]:
 def test_loss_and_gradients_are_the_formula(
     loss: HeadLoss, cap: float | None, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel, "CHUNK_LOGITS", 5 * ROWS)
+    monkeypatch.setattr(sizes, "CHUNK_LOGITS", 5 * ROWS)
     x, weight, targets = inputs(tokens)
     expected = with_gradients(judged(x, weight, targets, cap), x, weight)
     assert_close(with_gradients(loss(x, weight, targets, cap), x, weight), expected, rtol=1e-4, atol=1e-5)
@@ -97,26 +99,26 @@ def test_chunks_never_hold_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
         return capped(logits, cap)
 
     monkeypatch.setattr(kernel, "_capped", spy)
-    monkeypatch.setattr(kernel, "CHUNK_LOGITS", 5 * ROWS)
+    monkeypatch.setattr(sizes, "CHUNK_LOGITS", 5 * ROWS)
     x, weight, targets = inputs(23)
-    head_loss_by_chunks(x, weight, targets, None).sum().backward()
+    head_loss_chunked(x, weight, targets, None).sum().backward()
     assert largest == 5 * ROWS
 
 
 def test_a_head_wider_than_a_chunk_goes_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "CHUNK_LOGITS", 1)
+    monkeypatch.setattr(sizes, "CHUNK_LOGITS", 1)
     x, weight, targets = inputs(5)
-    assert_close(head_loss_by_chunks(x, weight, targets, None), head_loss(x, weight, targets, None))
+    assert_close(head_loss_chunked(x, weight, targets, None), head_loss(x, weight, targets, None))
 
 
 def test_a_large_vocabulary_does_not_thin_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = []
+    lengths = []
     capped = kernel._capped
-    monkeypatch.setattr(kernel, "_capped", lambda logits, cap: (sizes.append(len(logits)), capped(logits, cap))[1])
-    monkeypatch.setattr(kernel, "CHUNK_LOGITS", 1)
-    monkeypatch.setattr(kernel, "MIN_CHUNK_TOKENS", 8)
-    head_loss_by_chunks(*inputs(23), None)
-    assert sizes == [8, 8, 7]
+    monkeypatch.setattr(kernel, "_capped", lambda logits, cap: (lengths.append(len(logits)), capped(logits, cap))[1])
+    monkeypatch.setattr(sizes, "CHUNK_LOGITS", 1)
+    monkeypatch.setattr(sizes, "MIN_CHUNK_TOKENS", 8)
+    head_loss_chunked(*inputs(23), None)
+    assert lengths == [8, 8, 7]
 
 
 def test_padding_rows_take_part_in_the_softmax() -> None:
@@ -127,9 +129,9 @@ def test_padding_rows_take_part_in_the_softmax() -> None:
 
 @pytest.mark.parametrize("name", ["r05-modern-arch", "r18-softcap"])  # tied head without a cap, untied with one
 def test_a_model_is_the_same_with_either_and_as_its_logits_say(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "CHUNK_LOGITS", 50 * 384)
+    monkeypatch.setattr(sizes, "CHUNK_LOGITS", 50 * 384)
     one, tokens, window = shaken(small(name)), random_tokens(2, 128), windows(128)
-    other = GPT(one.config, end_of_text=END_OF_TEXT, seams=Seams(lm_head=head_loss_by_chunks))
+    other = GPT(one.config, end_of_text=END_OF_TEXT, seams=Seams(lm_head=head_loss_chunked))
     other.load_state_dict(one.state_dict())
     targets = tokens.roll(-1, dims=1)
     losses = [model(tokens, targets, window).main for model in (one, other)]

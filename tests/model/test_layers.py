@@ -18,11 +18,11 @@ from paceline.backends.ranges import ranges_of
 from paceline.core.errors import ConfigError
 from paceline.core.schema import from_dict, to_dict
 from paceline.kernels.attention import attend_dense
-from paceline.model import attention
 from paceline.model.attention import Attend, plan_reference
 from paceline.model.gpt import GPT, Seams
 from paceline.model.masks import MaskRule, dense_mask, document_ids
 from paceline.recipes.presets import preset
+from paceline.settings import backends as sizes
 from paceline.settings.model import LayerConfig, LayerOverride, ModelConfig, RotaryConfig, WindowConfig
 
 SHORT, LONG, TOKENS, VOCAB = 16, 48, 96, 50
@@ -194,19 +194,19 @@ def only_layer_2_long(config: ModelConfig, documents: Tensor | None, tokens: int
 def test_a_long_window_on_one_layer_is_another_mask_for_that_layer_alone(
     chunked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    length, sizes = (640, (128, 256)) if chunked else (TOKENS, (SHORT, LONG))
-    config = replace(TWO_WINDOWS, window=window(sizes[0]), long_window=window(sizes[1]))
+    length, both = (640, (128, 256)) if chunked else (TOKENS, (SHORT, LONG))
+    config = replace(TWO_WINDOWS, window=window(both[0]), long_window=window(both[1]))
     if chunked:
-        monkeypatch.setattr(attention, "DENSE_LIMIT_TOKENS", 256)
-        monkeypatch.setattr(attention, "CHUNK_TOKENS", 128)
+        monkeypatch.setattr(sizes, "DENSE_LIMIT_TOKENS", 256)
+        monkeypatch.setattr(sizes, "CHUNK_TOKENS", 128)
     model = shaken(config)
     other = GPT(config, end_of_text=END_OF_TEXT, seams=Seams(plan=only_layer_2_long))
     other.load_state_dict(model.state_dict())
     tokens = random_tokens(1, length, vocab_size=VOCAB, document_every=10**6 if chunked else 40)
-    found, expected = (m.logits(tokens, windows(*sizes)) for m in (model, other))
+    found, expected = (m.logits(tokens, windows(*both)) for m in (model, other))
     assert torch.equal(found, expected)
-    narrow = model.logits(tokens, windows(sizes[0], sizes[0]))
-    wide = model.logits(tokens, windows(sizes[1], sizes[1]))
+    narrow = model.logits(tokens, windows(both[0], both[0]))
+    wide = model.logits(tokens, windows(both[1], both[1]))
     assert not torch.equal(found, narrow)
     assert not torch.equal(found, wide)
 

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from model.small import END_OF_TEXT, small
 from paceline.model.gpt import GPT
-from paceline.model.rotary import RotaryCosSin, frequencies, rotary_pairs, rotary_tables, rotate
+from paceline.model.rotary import RotaryCosSin, frequencies, rotary_tables, rotate
 from paceline.recipes.presets import preset
 from paceline.settings.model import RotaryConfig
 
@@ -83,7 +83,7 @@ def test_pairs_half_a_head_apart_turn_by_minus_t_omega(config: RotaryConfig) -> 
     """As complex numbers u_j + i u_{j + D/2}: each is multiplied by e^{-i t ω_j}; ω is 0 for pairs at rest."""
     x, half = normal(2, 40, 3, 16), 8
     omega = np.zeros(half)
-    omega[: rotary_pairs(config, 16)] = frequencies(config, 16).double().numpy()
+    omega[: config.pairs(16)] = frequencies(config, 16).double().numpy()
     turn = np.exp(-1j * np.outer(np.arange(40), omega))[:, None, :]
     pairs = x.double().numpy()
     expected = (pairs[..., :half] + 1j * pairs[..., half:]) * turn
@@ -153,4 +153,4 @@ def test_the_tables_do_not_depend_on_the_model_and_are_not_saved() -> None:
 
 
 def test_some_pair_always_turns() -> None:
-    assert [rotary_pairs(RotaryConfig(rotary_fraction=share), 16) for share in (0.001, 0.5, 1.0)] == [1, 4, 8]
+    assert [RotaryConfig(rotary_fraction=share).pairs(16) for share in (0.001, 0.5, 1.0)] == [1, 4, 8]

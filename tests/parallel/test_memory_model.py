@@ -11,11 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from model.small import windows
 from optim.building import optimizer_of
-from paceline.backends import attention as attention_backends
-from paceline.backends import lm_head as lm_head_backends
 from paceline.backends.registry import Request, find
-from paceline.kernels import head_loss
-from paceline.model import attention
 from paceline.model.gpt import GPT, Seams, run_plainly, run_recomputed
 from paceline.parallel.memory_model import Execution, Memory, step_memory
 from paceline.recipes.presets import preset
@@ -181,16 +177,3 @@ def test_compiled_blocks_under_fsdp_hand_over_their_gradients_one_by_one() -> No
         for c in (True, False)
     )
     assert compiled.peak <= eager.peak
-
-
-def test_the_sizes_of_chunks_are_those_of_the_code() -> None:
-    assert (attention_backends.CHUNK_TOKENS, attention_backends.DENSE_LIMIT_TOKENS) == (
-        attention.CHUNK_TOKENS,
-        attention.DENSE_LIMIT_TOKENS,
-    )
-    assert (lm_head_backends.CHUNK_LOGITS, lm_head_backends.MIN_CHUNK_TOKENS) == (
-        head_loss.CHUNK_LOGITS,
-        head_loss.MIN_CHUNK_TOKENS,
-    )
-    fused = pytest.importorskip("paceline.kernels.head_loss_fused")
-    assert fused.CHUNK_TOKENS == lm_head_backends.FUSED_CHUNK_TOKENS

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from paceline.core.errors import ConfigError
 from paceline.recipes.presets import preset
 from paceline.settings.data import BatchConfig
+from paceline.settings.model import LossTerm
 from paceline.settings.optim import AdamConfig, GroupConfig, MuonConfig
 from paceline.settings.parallel import ParallelConfig
 from paceline.settings.run import MetricsConfig, TrainConfig
@@ -43,6 +44,13 @@ def test_a_group_that_the_model_has_not_is_refused_with_the_config() -> None:
     demo = preset("demo")
     with pytest.raises(ConfigError, match=r"optim\.groups: 'copy_head' is no group of this model"):
         replace(demo, optim=replace(demo.optim, groups=(GroupConfig(name="copy_head"),)))
+
+
+def test_a_loss_term_named_twice_is_refused_with_the_config() -> None:
+    """Its mean has one place in the metrics."""
+    demo, term = preset("demo"), LossTerm(name="z_loss", weight=0.1)
+    with pytest.raises(ConfigError, match=r"model\.loss_terms: a term is named twice"):
+        replace(demo, model=replace(demo.model, loss_terms=(term, replace(term, weight=0.2))))
 
 
 def test_end_of_text_is_a_token_of_the_vocabulary() -> None:

@@ -15,6 +15,7 @@ from paceline.checkpoint.run_folder import RunFolder
 from paceline.metrics.metrics_file import read_metrics
 from paceline.model import attention
 from paceline.recipes.presets import PRESETS
+from paceline.settings import backends as sizes
 from paceline.settings.data import BatchConfig
 from paceline.settings.run import RunConfig
 from paceline.train.run import resume_run
@@ -98,7 +99,7 @@ def test_attention_by_chunks_is_one_graph_too(
     name: str, tmp_path: Path, graphs: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the reference goes at a record's real length: here a sequence is just longer than the widest window."""
-    monkeypatch.setattr(attention, "DENSE_LIMIT_TOKENS", 0)
+    monkeypatch.setattr(sizes, "DENSE_LIMIT_TOKENS", 0)
     monkeypatch.setattr(attention, "attend_triangle", None)  # the other way, which must not be taken
     config = shallow(narrow_record(name, tmp_path / "data", steps=STEPS))
     batch, evaluate = BatchConfig(tokens=2560, sequence_tokens=2560), replace(config.evaluate, tokens=2560)

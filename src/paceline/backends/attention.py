@@ -3,16 +3,13 @@
 from collections.abc import Callable
 from itertools import pairwise
 
-from paceline.backends.registry import Backend, Kept, Request, after_probe, imported
+from paceline.backends.registry import FP32, Backend, Kept, Request, after_probe, imported, nothing
 from paceline.core import probe
-from paceline.core.units import BLOCK_TOKENS, round_up
+from paceline.settings.backends import CHUNK_TOKENS, chunk_reach
 from paceline.settings.model import ModelConfig
 
-FP32 = 4
 FLEX_HEAD_DIM = 16
 """FlexAttention's narrowest head."""
-CHUNK_TOKENS, DENSE_LIMIT_TOKENS = 512, 4_096
-"""As in model/attention.py, which imports torch; a test holds them together."""
 
 
 def _only_causal(model: ModelConfig) -> bool:
@@ -47,8 +44,7 @@ def _flex_misfit(request: Request) -> str | None:
 
 
 def _flex_why_not(request: Request) -> str | None:
-    verdict = probe.flex_attention(request.device)
-    return _flex_misfit(request) or (None if verdict.usable else verdict.reason)
+    return _flex_misfit(request) or after_probe(probe.flex_attention, nothing)(request)
 
 
 def _flex_pays_not(request: Request) -> str | None:
@@ -90,9 +86,8 @@ def _reference_kept(at: Kept) -> float:
 
 def _reference_copies(at: Kept) -> tuple[float, float, float]:
     """Keys that a query is masked against, and how often keys (and values) and results are held."""
-    tokens, windows = at.sequence_tokens, at.model.windows
-    reach = round_up(windows[at.attention.window].widest_tokens, BLOCK_TOKENS) if windows else tokens
-    if tokens <= DENSE_LIMIT_TOKENS or tokens % BLOCK_TOKENS or reach + CHUNK_TOKENS >= tokens:
+    tokens = at.sequence_tokens
+    if (reach := chunk_reach(at.model, tokens, at.attention.window)) is None:
         ends = [min(first + CHUNK_TOKENS, tokens) for first in range(0, tokens, CHUNK_TOKENS)]
         rows = [end - start for start, end in pairwise([0, *ends])]
         masked = sum(n * end for n, end in zip(rows, ends, strict=True)) / tokens  # rows see the keys before their end

@@ -6,10 +6,9 @@ from paceline.backends.attention_plans import OverRanges
 from paceline.kernels.attention_block import attend_joined
 from paceline.kernels.mlp_fused import mlp_fused as mlp_kernel
 from paceline.kernels.qkv_rope import qkv_rope
-from paceline.model.attention import Attend, SelfAttention
+from paceline.model.attention import AttentionInputs, SelfAttention
 from paceline.model.block import MLP
 from paceline.model.ops import torch_dtype
-from paceline.model.rotary import RotaryCosSin
 
 
 def mlp_fused(mlp: MLP, x: Tensor, stream: Tensor) -> Tensor:
@@ -18,24 +17,19 @@ def mlp_fused(mlp: MLP, x: Tensor, stream: Tensor) -> Tensor:
 
 
 def attention_fused(
-    module: SelfAttention,
-    x: Tensor,
-    stream: Tensor,
-    value_embed: Tensor | None,
-    rotary: RotaryCosSin | None,
-    attend: Attend,
+    module: SelfAttention, x: Tensor, stream: Tensor, inputs: AttentionInputs
 ) -> tuple[Tensor, Tensor | None]:
     """Over ranges, everything up to the attended values is one operation."""
-    c, s = module.config, module.shape
+    c, s, (value_embed, rotary, attend) = module.config, module.shape, inputs
     assert rotary is not None
     dtype = torch_dtype(c.precision.compute)
     rows = None if value_embed is None else value_embed.flatten(0, 1)
     mix = None if c.value_path == "plain" else module.value_mix
-    inputs = (x.flatten(0, -2).to(dtype), module.joined_projection().to(dtype), rows, mix, rotary.cos, rotary.sin)
+    given = (x.flatten(0, -2).to(dtype), module.joined_projection().to(dtype), rows, mix, rotary.cos, rotary.sin)
     heads = (s.num_heads, s.kv_heads, s.qk_dim)
     if isinstance(attend, OverRanges):
         seen = attend.of(module.layer)
-        y = attend_joined(*inputs, seen.first_key, seen.end_query, c.qk_norm_eps, heads, scale=s.scale)
+        y = attend_joined(*given, seen.first_key, seen.end_query, c.qk_norm_eps, heads, scale=s.scale)
         return module.add_output(stream, y.view(*x.shape[:-1], *y.shape[1:])), None
-    q, k, v = (part.unflatten(0, x.shape[:-1]) for part in qkv_rope(*inputs, c.qk_norm_eps, heads))
+    q, k, v = (part.unflatten(0, x.shape[:-1]) for part in qkv_rope(*given, c.qk_norm_eps, heads))
     return module.add_output(stream, attend(module.layer, q, k, v)), None

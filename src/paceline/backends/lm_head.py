@@ -1,15 +1,11 @@
 """Who computes output layer and loss. No torch."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from paceline.backends.registry import Backend, Kept, Request, custom_backend, imported
-
-FP32 = 4
-FUSED_CHUNK_TOKENS = 16_384
-"""As in kernels/head_loss_fused.py."""
-CHUNK_LOGITS, MIN_CHUNK_TOKENS = 1 << 19, 256
-"""As in kernels/head_loss.py; a test holds them together."""
+from paceline.backends.registry import FP32, Backend, Kept, Request, custom_backend, imported
+from paceline.settings.backends import FUSED_CHUNK_TOKENS, head_chunk_tokens
 
 
 def in_chunks() -> Backend:
@@ -19,14 +15,7 @@ def in_chunks() -> Backend:
 
 def _by_chunks(module: str, name: str) -> Callable[[Request], Any]:
     """A `build` of a kernel that takes the chunk of the request."""
-
-    def build(request: Request) -> Any:
-        from paceline.model.loss import IGNORE_TARGET
-
-        loss, chunk = imported(module, name)(request), request.lm_head_chunk_tokens
-        return lambda x, weight, targets, cap: loss(x, weight, targets, cap, IGNORE_TARGET, chunk)
-
-    return build
+    return lambda request: partial(imported(module, name)(request), chunk_tokens=request.lm_head_chunk_tokens)
 
 
 def _chunked_reason(request: Request) -> str:
@@ -75,7 +64,7 @@ def _chunk(at: Kept, usual_tokens: int) -> int:
 
 def _chunked_beyond(at: Kept) -> float:
     c = at.compute_bytes
-    logits = _chunk(at, max(MIN_CHUNK_TOKENS, CHUNK_LOGITS // at.model.lm_head_rows))
+    logits = _chunk(at, head_chunk_tokens(at.model.lm_head_rows))
     return (3 * FP32 + c) * logits + (FP32 + c) * _matrix(at) + c * _tokens(at) * at.model.width
 
 

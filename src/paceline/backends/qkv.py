@@ -1,8 +1,6 @@
 """Who computes queries, keys and values and what surrounds attention. No torch."""
 
-from paceline.backends.registry import Backend, Kept, Request, custom_backend, imported
-
-FP32 = 4
+from paceline.backends.registry import FP32, Backend, Kept, Request, custom_backend, imported
 
 
 def misfit(request: Request) -> str | None:

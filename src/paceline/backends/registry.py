@@ -2,7 +2,7 @@
 
 An operation is a module of this package with a tuple `BACKENDS`, in the order in which `auto` prefers them; the last
 works everywhere. The doctor, the choice at the start of a run, the memory model and the planner read these entries;
-nothing else compares names. A back end that the user names is used or refused, never replaced in silence.
+nothing else compares names. A back end that the user names is used or refused, never silently replaced.
 """
 
 import importlib
@@ -16,6 +16,7 @@ from paceline.core.probe import Choice
 from paceline.settings.model import AttentionLayer, DType, LayerConfig, ModelConfig
 from paceline.settings.spec import DTYPE_BYTES
 
+FP32 = DTYPE_BYTES["fp32"]
 Operation = Literal["attention", "qkv", "mlp", "lm_head", "matmul", "orthogonalise"]
 OPERATIONS: tuple[Operation, ...] = ("matmul", "attention", "qkv", "mlp", "lm_head", "orthogonalise")
 """In the order in which they are chosen: a later one may ask what an earlier one is."""
@@ -73,10 +74,6 @@ def nothing(_: Request) -> str | None:
     return None
 
 
-def no_bytes(_: Kept) -> float:
-    return 0.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Backend:
     name: str
@@ -92,9 +89,9 @@ class Backend:
     """Why `auto` passes it over, although it can be used by name."""
     reason: Callable[[Request], str] = lambda _: "plain PyTorch"
     """Why `auto` takes it, where it can be used."""
-    kept: Callable[[Kept], float] = no_bytes
+    kept: Callable[[Kept], float] = lambda _: 0.0
     """Bytes of one token that its backward pass needs; of `lm_head`, of all tokens of a micro-batch."""
-    beyond: Callable[[Kept], float] = no_bytes
+    beyond: Callable[[Kept], float] = lambda _: 0.0
     """Of `lm_head`: bytes that exist beyond these at the fullest moment."""
     short_chunk_tokens: int | None = None
     """Of `lm_head`: tokens of a chunk where memory is short; None: the logits of all tokens exist at once."""

@@ -1,6 +1,7 @@
 """Small arithmetic shared by everyone, and numbers as people read them."""
 
 BLOCK_TOKENS = 128  # granularity of block windows, block lists and aligned packing
+IGNORE_TARGET = -100  # target of a position that does not count, as padding; torch's cross entropy ignores it
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -11,8 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
-from paceline.core.units import BLOCK_TOKENS
-from paceline.data.corpus import IGNORED_TARGET, Batch, Corpus
+from paceline.core.units import BLOCK_TOKENS, IGNORE_TARGET
+from paceline.data.corpus import Batch, Corpus
 from paceline.data.shards import Shard, positions_of
 
 
@@ -43,7 +43,7 @@ class AlignedCorpus(Corpus):
     def take(self, windows: np.ndarray, sequence_tokens: int) -> Batch:
         """As `Corpus.take`, in places of the padded stream."""
         tokens = np.full((len(windows), sequence_tokens), self.end_of_text, dtype=np.int32)
-        targets = np.full_like(tokens, IGNORED_TARGET, dtype=np.int64)
+        targets = np.full_like(tokens, IGNORE_TARGET, dtype=np.int64)
         for row, (shard, start) in enumerate(windows.tolist()):
             self._fill(tokens[row], targets[row], shard, start)
         self.check_ids(np.maximum(tokens, targets), windows)

@@ -16,7 +16,6 @@ from paceline.data.shards import HEADER_BYTES, Shard
 
 SAMPLES_PER_SHARD = 16
 SAMPLE_TOKENS = 2048
-IGNORED_TARGET = -100  # target of a position that does not count; what torch's cross entropy ignores by default
 
 
 @dataclass(frozen=True, eq=False)

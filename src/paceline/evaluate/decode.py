@@ -20,7 +20,6 @@ from paceline.model.gpt import GPT
 from paceline.model.masks import MaskRule, Windows, allowed, document_ids, window_tensor
 from paceline.model.ops import torch_dtype
 from paceline.model.previous import offset_keys
-from paceline.model.rotary import rotary_pairs
 from paceline.settings.model import LayerConfig, WindowKind
 
 PIECE_TOKENS = 256
@@ -146,7 +145,7 @@ class Decoder:
                 raw = self.raw_keys[layer.index]
                 raw[slots, cells] = k
                 first_k = torch.where((starts > 0)[..., None, None], raw[slots, (starts - 1) % self.cells], k[:, :1])
-                k = offset_keys(k, rotary_pairs(self.model.config.rotary, s.qk_dim), first_k)
+                k = offset_keys(k, self.model.config.rotary.pairs(s.qk_dim), first_k)
             return made[s.window, s.scale](q, k, v, self.keys[layer.index], self.values[layer.index])
 
         return self.model.stream(tokens_BT, attend, queries, before)

@@ -12,12 +12,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from paceline.model.attention import Attend, SelfAttention, attention_plain
+from paceline.model.attention import AttentionInputs, SelfAttention, attention_plain
 from paceline.model.block import MLP, Block, mlp_plain
 from paceline.model.embed import Embeddings
 from paceline.model.gpt import GPT
 from paceline.model.ops import torch_dtype
-from paceline.model.rotary import RotaryCosSin
 from paceline.settings.spec import describe
 
 
@@ -54,20 +53,15 @@ def _join(module: SelfAttention) -> None:
 
 
 def attention_row(
-    module: SelfAttention,
-    x: Tensor,
-    stream: Tensor,
-    value_embed: Tensor | None,
-    rotary: RotaryCosSin | None,
-    attend: Attend,
+    module: SelfAttention, x: Tensor, stream: Tensor, inputs: AttentionInputs
 ) -> tuple[Tensor, Tensor | None]:
     """`attention_plain`, for a single compiled row by sums."""
     if not _sums_pay(module, x):
-        return attention_plain(module, x, stream, value_embed, rotary, attend)
+        return attention_plain(module, x, stream, inputs)
     dtype = torch_dtype(module.config.precision.compute)
     normed = functools.partial(row_product, dtype=dtype, norm_eps=module.config.norm_eps)
-    q, k, v, raw_v = module.qkv_of(stream, value_embed, rotary, normed)
-    y = attend(module.layer, q, k, v)
+    q, k, v, raw_v = module.qkv_of(stream, inputs.value_embed, inputs.rotary, normed)
+    y = inputs.attend(module.layer, q, k, v)
     return module.add_output(stream, y, functools.partial(row_product, dtype=dtype)), raw_v
 
 

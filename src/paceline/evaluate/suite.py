@@ -18,8 +18,9 @@ from paceline.evaluate.positions import LossByPlace, Rows, places_in_sequence
 from paceline.evaluate.score import PASS_TOKENS, Progress
 from paceline.evaluate.text import TextFile, judge_text, read_text
 from paceline.evaluate.validation import validate, validation_batches, validation_spans
+from paceline.kernels.head_loss import head_loss_chunked
 from paceline.metrics.card import Evaluation
-from paceline.model.loss import Losses, head_loss_by_chunks
+from paceline.model.loss import Losses
 from paceline.model.masks import window_tensor
 from paceline.text.dataset import check_made_with, open_dataset
 
@@ -82,7 +83,7 @@ def _validation(run: LoadedRun, progress: Progress) -> Evaluation:
     check_made_with((run.tokenizer.name, run.tokenizer.fingerprint), f"{run.folder.path}: its tokenizer", corpus.shards)
     device = run.model.embeddings.token.device
     model = copy.copy(run.model)  # the same weights under another head:
-    model.loss = head_loss_by_chunks  # logits of a whole sequence of a record take gigabytes
+    model.loss = head_loss_chunked  # logits of a whole sequence of a record take gigabytes
     by_place = LossByPlace(length, max(run.windows, default=None), device)
     total = len(validation_spans(corpus, length, config.evaluate.tokens))
     done = 0

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.core.units import BLOCK_TOKENS
-from paceline.data.corpus import IGNORED_TARGET, Batch, Corpus
+from paceline.core.units import BLOCK_TOKENS, IGNORE_TARGET
+from paceline.data.corpus import Batch, Corpus
 from paceline.model.loss import Losses
 from paceline.model.masks import MaskRule, block_lists, document_ids, full_block_share
 from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
@@ -59,7 +59,7 @@ def validate(
         inputs = torch.from_numpy(batch.tokens).to(device)
         targets = torch.from_numpy(batch.targets).to(device)
         total += forward(inputs, targets, windows).main.sum(dtype=torch.float64)
-        counted = batch.targets[batch.targets != IGNORED_TARGET]
+        counted = batch.targets[batch.targets != IGNORE_TARGET]
         tokens += counted.size
         text_bytes += 0 if token_bytes is None else int(token_bytes[counted].sum())
     counts = torch.tensor([tokens, text_bytes], dtype=torch.float64, device=device)
@@ -92,7 +92,7 @@ def validation_batches(
 def padding_batch(sequence_tokens: int) -> Batch:
     """One sequence in which no target counts, for a rank that must make a pass and has nothing left to validate."""
     tokens = np.zeros((1, sequence_tokens), dtype=np.int32)
-    return Batch(tokens, np.full(tokens.shape, IGNORED_TARGET, dtype=np.int64))
+    return Batch(tokens, np.full(tokens.shape, IGNORE_TARGET, dtype=np.int64))
 
 
 def validation_spans(corpus: Corpus, sequence_tokens: int, tokens: int) -> np.ndarray:
@@ -112,7 +112,7 @@ def gzip_bits_per_byte(batches: Iterable[Batch], tokenizer: Tokenizer) -> float 
     """Bits that `gzip -9` needs for a byte of the text that these batches ask for. None: they ask for none."""
     text = bytearray()
     for batch in batches:
-        text += tokenizer.decode_bytes(batch.targets[batch.targets != IGNORED_TARGET].tolist())
+        text += tokenizer.decode_bytes(batch.targets[batch.targets != IGNORE_TARGET].tolist())
         if len(text) >= TEXT_BYTES:
             break
     return 8 * len(gzip.compress(text, 9)) / len(text) if text else None

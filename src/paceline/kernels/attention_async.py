@@ -496,8 +496,3 @@ def fill_gradients(
     """Both kernels. `grads` take the gradients of q, k and v, or by `raw` those of their projections."""
     delta = launch_query_gradient(grad, q, k, v, out, lse, first_key, scale, BACKWARD_QUERIES, grads[0], raw)
     launch_key_gradient(grad, q, k, v, lse, delta, end_query, scale, BACKWARD_KEYS, *grads[1:], raw)
-
-
-def raw_parts(q: Tensor, kv_heads: int) -> Tensor:
-    """`Raw.parts` for queries (N, ...)."""
-    return q.new_zeros(q.size(0) // BACKWARD_KEYS.keys * kv_heads, 2, dtype=torch.float32)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.attention_ranges import attend_backward, attend_forward, check_heads, in_flight
-from paceline.kernels.qkv_rope import empty_heads, heads_gradients, make_heads, of_given, weight_gradient
+from paceline.kernels.qkv_rope import empty_heads, empty_like, heads_gradients, make_heads, of_given, through_projection
 
 
 def attend_joined(
@@ -70,22 +70,19 @@ def _attend_backward(
     if not in_flight(q):  # under the interpreter: one after the other
         grads = attend_backward(grad, q, k, v, out, lse, first_key, end_query, scale)
         return heads_gradients(*(g.flatten(0, 1) for g in grads), x, weight, value_embed, mix, cos, sin, qkv, norm)
-    from paceline.kernels.attention_async import Raw, fill_gradients, raw_parts
+    from paceline.kernels.attention_async import BACKWARD_KEYS, Raw, fill_gradients
 
-    grad_qkv = torch.empty_like(qkv)
-    grad_embed = x.new_empty(0) if value_embed is None else torch.empty_like(value_embed)
-    parts = raw_parts(qkv, kv_heads)
+    grad_qkv, grad_embed = torch.empty_like(qkv), empty_like(value_embed, x)
+    parts = x.new_zeros(len(x) // BACKWARD_KEYS.keys * kv_heads, 2, dtype=torch.float32)
     raw = Raw(cos, sin, norm, qkv[:, heads + kv_heads :], mix, value_embed, grad_embed, parts)
     grads = _by_sequence(tokens, *grad_qkv.split([heads, kv_heads, kv_heads], 1))
     fill_gradients(grads, grad, q, k, v, out, lse, first_key, end_query, scale, raw)
-    grad_mix = x.new_empty(0) if mix is None else parts.sum(0).to(mix.dtype)
-    return grad_qkv.flatten(1) @ weight, weight_gradient(grad_qkv, x, heads, kv_heads), grad_embed, grad_mix
+    return through_projection(grad_qkv, grad_embed, parts, x, weight, mix, kv_heads)
 
 
 @_attend_backward.register_fake
-def _(grad, x, weight, value_embed, mix, cos, sin, first_key, end_query, out, lse, qkv, mixed, norm, scale):
-    grads = (x.new_empty(0) if tensor is None else torch.empty_like(tensor) for tensor in (value_embed, mix))
-    return torch.empty_like(x), torch.empty_like(weight), *grads
+def _(grad, *given):
+    return tuple(empty_like(tensor, given[0]) for tensor in given[:4])
 
 
 def _keep(ctx, inputs, output):
@@ -96,7 +93,7 @@ def _keep(ctx, inputs, output):
 def _backward(ctx, grad, *_):
     saved = ctx.saved_tensors  # read once: recomputation gives each tensor once
     grads = _attend_backward(grad.contiguous(), *saved, ctx.scale)
-    return *of_given(grads, value_embed=saved[2], mix=saved[3]), *(None,) * 9
+    return *of_given(grads, saved[:4]), *(None,) * 9
 
 
 _attend.register_autograd(_backward, setup_context=_keep)

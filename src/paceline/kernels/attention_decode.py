@@ -2,10 +2,9 @@
 the cache and then `attend_dense`.
 
 While one text is written there is one query a head, and PyTorch's kernels leave most of a GPU idle. Here a program
-takes one head and some cells of a ring: one tile, no loop. What the mask hides is not read, and a program that sees
-nothing ends at once. A second kernel joins the parts by their maxima and sums, in a fixed order. The program at the new
-token's cell takes key and value from the arguments and puts them into the cache; as nobody reads that cell, nobody has
-to wait for it, and there is no write of its own before.
+takes one head and some cells of a ring: one tile, no loop. What the mask hides is not read. A second kernel joins the
+parts by their maxima and sums, in a fixed order. The program at the new token's cell takes key and value from the
+arguments and puts them into the cache, which no other program reads there: no write comes before.
 """
 
 import torch

@@ -1,19 +1,14 @@
 """Attention of queries that see one interval of keys, in Triton, for GPUs from capability 8.0 on.
 
-Plain twin: `attend_dense`. A causal mask within documents and a window lets query q see exactly the keys first_key[q]
-.. q, and first_key never falls along a sequence. So two integers per token say all: which tiles are visited, which of
-them need no element test, and the test itself; the other direction, key k seen by the queries k .. end_query[k] - 1,
-serves the backward pass. There are no lists of blocks, and nothing here knows of documents or windows.
+Plain twin: `attend_dense`. Under a causal mask within documents and a window, query q sees exactly the keys
+first_key[q] .. q, and first_key never falls along a sequence: two integers per token say which tiles are visited, which
+of them need no element test, and the test itself. The other direction, key k seen by the queries k .. end_query[k] - 1,
+serves the backward pass.
 
 Softmax is in base 2 with running maxima, sums in fp32. Backward takes two kernels, by query tile (which also leaves
 sum(o * do) for the other) and by key tile; each forms the probabilities anew: 7 products where 5 would do, but every
-sum has a fixed order. On Hopper in half precision, `attention_async` replaces these kernels: they are its judge there,
-and what the interpreter runs on a CPU.
-
-Tried and dropped: one backward kernel with the 5 products, which adds query gradients atomically (1.3 ms instead of
-0.92); a loop each for tiles with and without an element test (the pipeline drains between them); the scores of the next
-tile ahead of this one's softmax (the compiler waits for them at once, and they cost 50 registers); copies by tensor
-descriptors, which only Hopper and later have (docs/experiments.md).
+sum has a fixed order. On Hopper in half precision `attention_async` takes their place, and they are its judge.
+Tried and dropped: one backward kernel with atomic sums, and other ways to pipeline (docs/experiments.md).
 """
 
 from dataclasses import dataclass
@@ -24,11 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.core.probe import HOPPER
 from paceline.core.units import BLOCK_TOKENS
 
 WIDTHS = (64, 128)
-HOPPER = 9
-"""Its major capability."""
 LOG2_E = 1.4426950408889634
 HIDDEN = tl.constexpr(float("-inf"))
 """Score of a pair that the mask forbids: its weight is 0, since the maximum of its row is finite."""

@@ -1,13 +1,10 @@
 """Attention within segments that lie end to end, by FlashAttention: version 2, in PyTorch, or 3.
 
 Query q sees the keys of its own segment from q - window + 1 to q; the plain twin is `attend_dense` under that mask.
-Both libraries take the window as a number when they launch. So it comes as a 0-D tensor on the host, where reading it
-waits for nothing; and since an operator of ours reads it, a new window compiles nothing. With the operators' wrapper
-in PyTorch, `torch.nn.attention.varlen`, each would. On the device it costs a wait a layer.
-
-Shapes must not change, so there are places for more segments than come, each as long as a whole sequence; where a
-kernel's grid is made for all of them, most of its blocks find nothing to do. `auto` never takes these. Query gradients
-are added in the order of arrival, so a deterministic run refuses both.
+Both libraries take the window as a number when they launch. So it comes as a 0-D tensor on the host, which costs no
+wait (on the device it costs one a layer), and an operator of ours reads it, so that a new window compiles nothing, as
+it would with `torch.nn.attention.varlen`. Shapes must not change, so there are places for more segments than come.
+Query gradients are added in the order of arrival: a deterministic run refuses both, and `auto` never takes them.
 """
 
 from typing import Any
@@ -68,8 +65,8 @@ def keys_before(window: Tensor | None) -> int:
 def _varlen(
     starts: Tensor, longest: int, window: Tensor | None, scale: float
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What PyTorch's operators are told besides tensors: segments of queries and of keys, the longest of each, dropout,
-    and whether causal is all there is; the rest by name."""
+    """What PyTorch's operators take besides tensors: segments of queries and of keys, the longest of each, dropout, and
+    whether causal is all there is; the rest by name."""
     left = keys_before(window)
     named = {"scale": scale, "window_size_left": left, "window_size_right": 0}
     return (starts, starts, longest, longest, 0.0, left < 0), named

@@ -4,10 +4,8 @@ ending.
 
 One warp orders operands into a ring in shared memory, two warp groups multiply from it and take turns at whole tiles:
 while one ends its tile and stores it, the other multiplies ("ping-pong"). What an ending reads is fetched while its
-tile is multiplied. In `gemm_epilogue` the matrix units wait during the ending: 0.58 ms for the MLP's 65,536 x 768 x
-3,072 on an H200, 0.49 ms here. The head's ending needs the special functions for 2,048 clocks of the 6,144 that a tile
-of depth 768 takes: 16,384 x 768 x 50,304 take 2.03 ms with it and 1.78 by the library, after which a pass over all
-logits takes another 1.12.
+tile is multiplied. Where the matrix units wait during the ending, the MLP's 65,536 x 768 x 3,072 take 0.58 ms on an
+H200, 0.49 ms here; the head's 16,384 x 768 x 50,304 take 2.03 ms, by the library 1.78 and 1.12 for a pass over logits.
 Tried and dropped: warp groups that share each tile; the heads of attention as an ending (docs/experiments.md).
 """
 
@@ -252,8 +250,8 @@ def constants(tiles: Tiles) -> dict[str, Any]:
 
 
 def slope_product(a: Tensor, b: Tensor, kept: Tensor) -> Tensor:
-    """a b · 2 sqrt(kept): `gemm_epilogue.product(a, bᵀ, "relu2_backward", kept)`. a (rows, depth), b (depth, columns),
-    kept (rows, columns), all contiguous and in bf16 or fp16."""
+    """a b · 2 sqrt(kept): the gradient a b carried through ReLU², of which `kept` (rows, columns) are the values. a
+    (rows, depth), b (depth, columns), all contiguous and in bf16 or fp16."""
     c, t = torch.empty_like(kept), TILES
     ends = (operand(matrix, t.m, PIECE.value) for matrix in (c, kept))
     descs = (operand(a, t.m, t.k), operand(b, t.k, t.n), *ends)

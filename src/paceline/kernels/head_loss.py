@@ -8,19 +8,16 @@ product with the head and saves every pass over a (tokens x vocabulary) array: o
 import torch
 from torch import Tensor
 
-CHUNK_LOGITS = 1 << 19
-"""Logits of one chunk: 2 MB of fp32."""
-MIN_CHUNK_TOKENS = 256
-"""But never fewer tokens than this, or a large vocabulary would leave products too thin."""
+from paceline.core.units import IGNORE_TARGET
+from paceline.settings.backends import head_chunk_tokens
 
 
 def head_loss_chunked(
-    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, ignore: int, chunk_tokens: int | None = None
+    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, chunk_tokens: int | None = None
 ) -> Tensor:
     """Loss of every token, (N,) fp32, from normalised activations x (N, width) and head rows (V, width), both in the
-    compute format; targets (N,). A target of `ignore` gives 0."""
-    chunk = chunk_tokens or max(MIN_CHUNK_TOKENS, CHUNK_LOGITS // weight.size(0))
-    losses: Tensor = _head_loss(x, weight, targets, cap, ignore, chunk)[0]
+    compute format; targets (N,). A target that does not count gives 0."""
+    losses: Tensor = _head_loss(x, weight, targets, cap, chunk_tokens or head_chunk_tokens(weight.size(0)))[0]
     return losses
 
 
@@ -30,11 +27,9 @@ def _capped(logits: Tensor, cap: float | None) -> Tensor:
 
 
 @torch.library.custom_op("paceline::head_loss_chunked", mutates_args=())
-def _head_loss(
-    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, ignore: int, chunk: int
-) -> tuple[Tensor, Tensor]:
+def _head_loss(x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, chunk: int) -> tuple[Tensor, Tensor]:
     """Losses, and the logs of the denominators. An operator, so that a compiler does not unroll the chunks."""
-    counted = targets != ignore
+    counted = targets != IGNORE_TARGET
     log_sums, chosen = [], []
     for x_c, target_c in zip(x.split(chunk), targets.where(counted, 0).split(chunk), strict=True):
         logits = _capped((x_c @ weight.T).float(), cap)
@@ -46,11 +41,10 @@ def _head_loss(
 
 @torch.library.custom_op("paceline::head_loss_chunked_backward", mutates_args=())
 def _head_loss_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, targets: Tensor, log_sum: Tensor, cap: float | None, ignore: int,
-    chunk: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    grad: Tensor, x: Tensor, weight: Tensor, targets: Tensor, log_sum: Tensor, cap: float | None, chunk: int
+) -> tuple[Tensor, Tensor]:
     """Gradients of x and weight."""
-    counted = targets != ignore
+    counted = targets != IGNORE_TARGET
     safe, scale = targets.where(counted, 0), grad * counted
     grad_x, grad_weight = torch.empty_like(x), torch.zeros(weight.shape, device=x.device)
     for first in range(0, x.size(0), chunk):
@@ -66,22 +60,22 @@ def _head_loss_backward(
 
 
 @_head_loss.register_fake
-def _(x, weight, targets, cap, ignore, chunk):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _(x, weight, targets, cap, chunk):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     return x.new_empty(x.size(0), dtype=torch.float32), x.new_empty(x.size(0), dtype=torch.float32)
 
 
 @_head_loss_backward.register_fake
-def _(grad, x, weight, targets, log_sum, cap, ignore, chunk):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _(grad, x, weight, targets, log_sum, cap, chunk):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     return torch.empty_like(x), torch.empty_like(weight)
 
 
 def _keep(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
-    x, weight, targets, ctx.cap, ctx.ignore, ctx.chunk = inputs
+    x, weight, targets, ctx.cap, ctx.chunk = inputs
     ctx.save_for_backward(x, weight, targets, output[1])
 
 
 def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    return *_head_loss_backward(grad, *ctx.saved_tensors, ctx.cap, ctx.ignore, ctx.chunk), None, None, None, None
+    return *_head_loss_backward(grad, *ctx.saved_tensors, ctx.cap, ctx.chunk), None, None, None
 
 
 _head_loss.register_autograd(_backward, setup_context=_keep)

@@ -2,13 +2,11 @@
 
 The logits z of a chunk of tokens are one product. The gradient of a row is its exponentials times the slope of the cap,
 divided by their sum, and one less at the target. Where the copy engine can address the logits and a cap c bounds them,
-no maximum is needed, and the product itself stores exp(c)·dc/dz and sums exp(c), beside the products of the next tiles
-(`gemm_pingpong`). The division waits: it is one factor for a row, which the products that carry the gradient on to x
-and the head rows leave on their way. So nobody reads a logit again but the target's, a product of two short rows.
-Elsewhere the logits are stored, and one kernel takes the loss of each row, reading it twice (the second time from the
-cache), and leaves the gradient in its place. No product is computed twice and no fp32 logits exist. The gradient is
-taken in the forward pass, for a total with weight 1, and the backward pass only scales it: that is why the loss is
-handed back as a total.
+no maximum is needed, and the product itself stores exp(c)·dc/dz and sums exp(c) (`gemm_pingpong`). The division is one
+factor for a row, which the products that carry the gradient on apply. Elsewhere the logits are stored, and one kernel
+takes the loss of each row and leaves the gradient in its place. No product is computed twice and no fp32 logits exist.
+The gradient is taken in the forward pass, for a total with weight 1, and the backward pass only scales it: that is why
+the loss is handed back as a total.
 Tried and dropped: sums of exponentials in the ending of a product whose matrix units wait (docs/experiments.md).
 """
 
@@ -17,8 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-CHUNK_TOKENS = 16_384
-"""Tokens of one chunk: 1.6 GB of bf16 logits at 50,304 columns."""
+from paceline.core.units import IGNORE_TARGET
+from paceline.kernels.attention_ranges import LOWEST
+from paceline.settings.backends import FUSED_CHUNK_TOKENS
+
 BLOCK, WARPS = 8_192, 16
 """Logits that a program works on at a time. So large a program that a multiprocessor holds few: rows that are in work
 at the same time, 100 kB each, should stay in the cache until they are read again (0.56 ms for 8,192 rows on an H200,
@@ -28,19 +28,17 @@ TARGET_ROWS, TARGET_WARPS = 8, 8
 ADDRESS_BYTES = 16
 """What rows must be a multiple of for the copy engine."""
 LOG2_E = tl.constexpr(1.4426950408889634)
-LOWEST = tl.constexpr(-3.0e38)
-"""Maximum of a lane that has seen nothing yet: -inf cannot be subtracted from -inf."""
 UNSHIFTED_CAP = 64.0
 """Up to this cap exp(logit) neither overflows nor vanishes in fp32, nor does a sum of them: no running maximum."""
 
 
 def head_loss_fused(
-    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, ignore: int, chunk_tokens: int | None = None
+    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, chunk_tokens: int | None = None
 ) -> Tensor:
     """Total loss, 0-D fp32, of normalised activations x (N, width) under head rows (V, width), both in the compute
-    format; targets (N,). A target of `ignore` adds nothing."""
-    chunk = chunk_tokens or CHUNK_TOKENS
-    total, *_ = _head_loss(x, weight, targets, cap, ignore, torch.is_grad_enabled(), chunk)
+    format; targets (N,). A target that does not count adds nothing."""
+    chunk = chunk_tokens or FUSED_CHUNK_TOKENS
+    total, *_ = _head_loss(x, weight, targets, cap, torch.is_grad_enabled(), chunk)
     return total
 
 
@@ -211,7 +209,7 @@ def tanh(x, HARDWARE: tl.constexpr):
 
 @torch.library.custom_op("paceline::head_loss", mutates_args=())
 def _head_loss(
-    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, ignore: int, with_gradient: bool, chunk_tokens: int
+    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, with_gradient: bool, chunk_tokens: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Total loss and, if asked for, its gradient with respect to x, up to a factor for each row, these factors in fp32,
     and its gradient with respect to weight; else three empty tensors."""
@@ -223,7 +221,7 @@ def _head_loss(
     for first in range(0, x.size(0), chunk_tokens):
         part = slice(first, first + chunk_tokens)
         slopes = buffer[: x[part].size(0)]
-        shared_x = _slopes(x[part], weight, targets[part], cap, ignore, slopes, losses[part], shares[part])
+        shared_x = _slopes(x[part], weight, targets[part], cap, slopes, losses[part], shares[part])
         if with_gradient:
             torch.mm(slopes, weight, out=grad_x[part])
             _add_product(grad_weight, slopes.T, shared_x)
@@ -231,20 +229,19 @@ def _head_loss(
 
 
 def _slopes(
-    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, ignore: int, slopes: Tensor, losses: Tensor,
-    shares: Tensor,
-) -> Tensor:  # fmt: skip
+    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, slopes: Tensor, losses: Tensor, shares: Tensor
+) -> Tensor:
     """Losses of these rows into `losses`. Unless `shares` is empty, into `slopes` the gradient of their logits, up to a
     factor for each row that goes into `shares`; x times it comes back."""
     with_gradient = len(shares) > 0
     if cap is None or cap > UNSHIFTED_CAP or not all(_addressable(t) for t in (x, weight, slopes)):
         torch.mm(x, weight.T, out=slopes)
-        launch_rows(slopes, targets, losses, cap, ignore, with_gradient=with_gradient)
+        launch_rows(slopes, targets, losses, cap, with_gradient=with_gradient)
         return x
     from paceline.kernels.gemm_pingpong import slopes_and_sums  # the interpreter of Triton knows no Gluon
 
     sums = slopes_and_sums(x, weight, cap, out=slopes)
-    return launch_targets(slopes, sums, x, weight, targets, losses, shares, cap, ignore)
+    return launch_targets(slopes, sums, x, weight, targets, losses, shares, cap)
 
 
 def _addressable(matrix: Tensor) -> bool:
@@ -261,22 +258,19 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += a @ b
 
 
-def launch_rows(
-    logits: Tensor, targets: Tensor, losses: Tensor, cap: float | None, ignore: int, *, with_gradient: bool
-) -> None:
+def launch_rows(logits: Tensor, targets: Tensor, losses: Tensor, cap: float | None, *, with_gradient: bool) -> None:
     """Losses of these rows into `losses`; with `with_gradient`, their gradients over `logits`."""
     rows, vocab = logits.shape
     switches = {"CAPPED": cap is not None, "SHIFTED": cap is None or cap > UNSHIFTED_CAP}
     switches |= {"WITH_GRADIENT": with_gradient, "HARDWARE": _by_hardware(logits)}
     sizes = {"BLOCK": BLOCK, "TAIL": triton.next_power_of_2(vocab % BLOCK or 1), "num_warps": WARPS}
-    given = (vocab, 1.0 if cap is None else cap, ignore)
+    given = (vocab, 1.0 if cap is None else cap, IGNORE_TARGET)
     head_loss_rows[(rows,)](logits, targets, losses, *given, **switches, **sizes)
 
 
 def launch_targets(
-    slopes: Tensor, sums: Tensor, x: Tensor, weight: Tensor, targets: Tensor, losses: Tensor, shares: Tensor,
-    cap: float, ignore: int,
-) -> Tensor:  # fmt: skip
+    slopes: Tensor, sums: Tensor, x: Tensor, weight: Tensor, targets: Tensor, losses: Tensor, shares: Tensor, cap: float
+) -> Tensor:
     """Losses of these rows into `losses`. `slopes` and `sums` are those of `gemm_pingpong.slopes_and_sums`. Unless
     `shares` is empty, the slopes at targets are exchanged, so that shares·slopes is the gradient of the logits; back
     comes x times its share."""
@@ -286,7 +280,7 @@ def launch_targets(
     sizes = {"PARTS": triton.next_power_of_2(parts), "WIDTH": triton.next_power_of_2(width), "ROWS": TARGET_ROWS}
     options = {"WITH_GRADIENT": len(shares) > 0, "HARDWARE": _by_hardware(slopes), "num_warps": TARGET_WARPS}
     grid = (triton.cdiv(rows, TARGET_ROWS),)
-    head_loss_targets[grid](*tensors, rows, parts, vocab, width, cap, ignore, **sizes, **options)
+    head_loss_targets[grid](*tensors, rows, parts, vocab, width, cap, IGNORE_TARGET, **sizes, **options)
     return shared_x
 
 
@@ -296,7 +290,7 @@ def _by_hardware(logits: Tensor) -> bool:
 
 
 @_head_loss.register_fake
-def _(x, weight, targets, cap, ignore, with_gradient, chunk_tokens):
+def _(x, weight, targets, cap, with_gradient, chunk_tokens):
     total, rows = x.new_empty((), dtype=torch.float32), x.size(0) if with_gradient else 0
     grads = (torch.empty_like(x), torch.empty_like(weight)) if with_gradient else (x.new_empty(0), weight.new_empty(0))
     return total, grads[0], x.new_empty(rows, dtype=torch.float32), grads[1]
@@ -309,7 +303,7 @@ def _keep(ctx, inputs, output) -> None:
 def _scale(ctx, grad_total, *_):
     grad_x, shares, grad_weight = ctx.saved_tensors
     scaled_x = (grad_total * shares[:, None] * grad_x).to(grad_x.dtype)
-    return scaled_x, (grad_total * grad_weight).to(grad_weight.dtype), *(None,) * 5
+    return scaled_x, (grad_total * grad_weight).to(grad_weight.dtype), *(None,) * 4
 
 
 _head_loss.register_autograd(_scale, setup_context=_keep)

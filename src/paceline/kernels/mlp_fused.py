@@ -8,7 +8,7 @@ slope follows: d relu(z)²/dz = 2 relu(z) = 2 sqrt(relu(z)²). That halves what 
 import torch
 from torch import Tensor
 
-from paceline.kernels.gemm_epilogue import product
+from paceline.kernels.gemm_epilogue import relu2_product
 
 
 def mlp_fused(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ def mlp_fused(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
 @torch.library.custom_op("paceline::mlp", mutates_args=())
 def _mlp(x: Tensor, up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
     """The output, and the activated values (N, hidden) for the backward pass."""
-    kept = product(x, up, "relu2")
+    kept = relu2_product(x, up)
     return kept @ down.T, kept
 
 
@@ -33,17 +33,13 @@ def _(x, up, down):
 def _mlp_backward(grad: Tensor, x: Tensor, up: Tensor, down: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, up and down."""
     grad_down = grad.T @ kept
-    hidden = _through_slope(grad, down, kept)
+    if grad.is_cuda:
+        from paceline.kernels.gemm_pingpong import slope_product
+
+        hidden = slope_product(grad, down, kept)
+    else:  # the interpreter of Triton knows no Gluon
+        hidden = (grad @ down) * (2.0 * kept.sqrt())
     return hidden @ up, hidden.T @ x, grad_down
-
-
-def _through_slope(grad: Tensor, down: Tensor, kept: Tensor) -> Tensor:
-    """grad down · 2 sqrt(kept). The interpreter of Triton knows no Gluon, so a CPU takes the simpler kernel."""
-    if not grad.is_cuda:
-        return product(grad, down.T, "relu2_backward", kept)
-    from paceline.kernels.gemm_pingpong import slope_product
-
-    return slope_product(grad, down, kept)
 
 
 @_mlp_backward.register_fake

@@ -2,10 +2,8 @@
 
 One product of the library, then one kernel that normalises and rotates queries and keys where they lie and mixes the
 values: y = R(x s), R the rotation and s = (mean x² + ε)^-½, is kept with s, and from both the gradient follows: dx =
-s·R⁻¹(dy - y·mean(dy·y)), because a rotation keeps inner products. Raw queries and keys are overwritten; raw values stay
-beside them, which the gradient of the mixing scalars needs. Backward, all parts write into one gradient of the joined
-projection: nothing is concatenated. Tried and dropped: making the heads in the ending of a product of our own, and two
-products (docs/experiments.md).
+s·R⁻¹(dy - y·mean(dy·y)), because a rotation keeps inner products. Raw values are kept for the gradient of the mixing
+scalars. Tried and dropped: heads in the ending of a product of our own, and two products (docs/experiments.md).
 """
 
 from typing import Any
@@ -180,32 +178,38 @@ def heads_gradients(
     """Gradients of x, weight, value_embed and mix; the last two empty where there is none."""
     rows, heads, width = grad_q.shape
     kv_heads, programs = grad_v.size(1), triton.cdiv(rows, TOKENS)
-    grad_qkv = torch.empty_like(qkv)
-    grad_embed = x.new_empty(0) if value_embed is None else torch.empty_like(value_embed)
+    grad_qkv, grad_embed = torch.empty_like(qkv), empty_like(value_embed, x)
     parts = x.new_zeros(programs * kv_heads, 2, dtype=torch.float32)
     grads = (grad.contiguous() for grad in (grad_q, grad_k, grad_v))
     given = (qkv, qkv if value_embed is None else value_embed, norm if mix is None else mix, cos, sin, norm)
     switches = {"HEADS": heads, "MIXED": mix is not None, **_constants(cos, value_embed, kv_heads, width)}
     grid = (programs, heads + 2 * kv_heads)
     heads_backward[grid](*grads, *given, grad_qkv, grad_embed, parts, rows, cos.size(0), **switches)
-    grad_mix = x.new_empty(0) if mix is None else parts.sum(0).to(mix.dtype)
-    return grad_qkv.flatten(1) @ weight, weight_gradient(grad_qkv, x, heads, kv_heads), grad_embed, grad_mix
+    return through_projection(grad_qkv, grad_embed, parts, x, weight, mix, kv_heads)
 
 
-def weight_gradient(grad_qkv: Tensor, x: Tensor, heads: int, kv_heads: int) -> Tensor:
-    """grad_qkvᵀ x, one product each for queries, keys and values: 1.31 ms instead of 1.41 for 262,144 tokens of record
-    18 on an H200, probably because the library's pieces of a square fill the multiprocessors more evenly."""
-    sizes = [heads, kv_heads, kv_heads]
+def through_projection(
+    grad_qkv: Tensor, grad_embed: Tensor, parts: Tensor, x: Tensor, weight: Tensor, mix: Tensor | None, kv_heads: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, weight, value_embed and mix. That of weight is one product each for queries, keys and values:
+    1.31 ms instead of 1.41 for 262,144 tokens of record 18 on an H200, probably because the library's pieces of a
+    square fill the multiprocessors more evenly."""
+    sizes = [grad_qkv.size(1) - 2 * kv_heads, kv_heads, kv_heads]
     grad = x.new_empty(grad_qkv.size(1), grad_qkv.size(2), x.size(1))
     for part, out in zip(grad_qkv.split(sizes, 1), grad.split(sizes), strict=True):
         torch.mm(part.flatten(1).T, x, out=out.flatten(0, 1))
-    return grad.flatten(0, 1)
+    grad_mix = x.new_empty(0) if mix is None else parts.sum(0).to(mix.dtype)
+    return grad_qkv.flatten(1) @ weight, grad.flatten(0, 1), grad_embed, grad_mix
+
+
+def empty_like(tensor: Tensor | None, x: Tensor) -> Tensor:
+    """For the gradient of an input; of no elements where there is none."""
+    return x.new_empty(0) if tensor is None else torch.empty_like(tensor)
 
 
 @heads_gradients.register_fake
-def _(grad_q, grad_k, grad_v, x, weight, value_embed, mix, cos, sin, qkv, norm):
-    grads = (x.new_empty(0) if tensor is None else torch.empty_like(tensor) for tensor in (value_embed, mix))
-    return torch.empty_like(x), torch.empty_like(weight), *grads
+def _(grad_q, grad_k, grad_v, *given):
+    return tuple(empty_like(tensor, given[0]) for tensor in given[:4])
 
 
 def _keep(ctx, inputs, output):
@@ -216,18 +220,15 @@ def _keep(ctx, inputs, output):
 
 def _backward(ctx, grad_qkv, grad_mixed, _norm):
     saved = ctx.saved_tensors  # read once: recomputation gives each tensor once
-    value_embed, mix = saved[2:4]
+    given = saved[:4]
     grad_q, grad_k, grad_raw_v = grad_qkv.split([ctx.heads, ctx.kv_heads, ctx.kv_heads], 1)
-    grads = heads_gradients(grad_q, grad_k, grad_raw_v if mix is None else grad_mixed, *saved)
-    return *of_given(grads, value_embed, mix), *(None,) * 6
+    grads = heads_gradients(grad_q, grad_k, grad_raw_v if given[3] is None else grad_mixed, *saved)
+    return *of_given(grads, given), *(None,) * 6
 
 
-def of_given(
-    grads: tuple[Tensor, Tensor, Tensor, Tensor], value_embed: Tensor | None, mix: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    """Gradients of x, weight, value_embed and mix, None for an input that there is not."""
-    grad_x, grad_weight, grad_embed, grad_mix = grads
-    return grad_x, grad_weight, None if value_embed is None else grad_embed, None if mix is None else grad_mix
+def of_given(grads: tuple[Tensor, ...], given: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """None for an input that there is not."""
+    return tuple(None if tensor is None else grad for grad, tensor in zip(grads, given, strict=True))
 
 
 make_heads.register_autograd(_backward, setup_context=_keep)

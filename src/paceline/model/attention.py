@@ -6,15 +6,17 @@ sequences, T tokens, H query heads, H_kv key and value heads, D head width (of v
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from paceline.core.units import BLOCK_TOKENS, round_up
+from paceline.core.units import BLOCK_TOKENS
 from paceline.kernels.attention import attend_chunked, attend_dense, attend_triangle
 from paceline.model.masks import MaskRule, allowed, dense_mask
 from paceline.model.ops import MakeMatMul, MatMul, SubLayer, rms_norm
 from paceline.model.rotary import RotaryCosSin, rotate
+from paceline.settings import backends as sizes
 from paceline.settings import spec
 from paceline.settings.model import GATE_INPUTS, AttentionLayer, LayerConfig, ModelConfig, WindowKind
 
@@ -23,11 +25,6 @@ Attend = Callable[[LayerConfig, Tensor, Tensor, Tensor], Tensor]
 Plan = Callable[[ModelConfig, Tensor | None, int, Tensor], Attend]
 """(config, documents, tokens, windows) -> how this forward pass attends: the back end. `windows` (kinds,) int32 holds
 the window of each kind in tokens, in the order of `ModelConfig.windows`."""
-
-CHUNK_TOKENS = 512
-"""Queries of one chunk: a multiple of the block, large enough to keep the products busy."""
-DENSE_LIMIT_TOKENS = 4_096
-"""Up to here a dense mask is small, and one product is faster than chunks."""
 
 
 def by_window(config: ModelConfig, windows: Tensor, make: Callable[[WindowKind, Tensor], Attend]) -> Attend:
@@ -51,27 +48,17 @@ def plan_reference(config: ModelConfig, documents_BT: Tensor | None, tokens: int
         return lambda layer, q, k, v: attend_dense(q, k, v, None, scale=attention_of(layer).scale)
 
     def make(kind: WindowKind, window: Tensor) -> Attend:
-        reach = reach_tokens(config, tokens, kind)
-        if tokens <= DENSE_LIMIT_TOKENS or tokens % BLOCK_TOKENS or reach + CHUNK_TOKENS >= tokens:
-            dense = dense_mask(rule, documents_BT, tokens, window)
-            return lambda layer, q, k, v: attend_triangle(
-                q, k, v, dense, scale=attention_of(layer).scale, rows=CHUNK_TOKENS
-            )
+        if (reach := sizes.chunk_reach(config, tokens, kind)) is None:
+            dense, rows = dense_mask(rule, documents_BT, tokens, window), sizes.CHUNK_TOKENS
+            return lambda layer, q, k, v: attend_triangle(q, k, v, dense, scale=attention_of(layer).scale, rows=rows)
         chunked = chunked_mask(rule, documents_BT, tokens, window, reach=reach, chunk=chunk_of(tokens))
         return lambda layer, q, k, v: attend_chunked(q, k, v, chunked, scale=attention_of(layer).scale)
 
     return by_window(config, windows, make)
 
 
-def reach_tokens(config: ModelConfig, tokens: int, kind: WindowKind = "short") -> int:
-    """How far before a chunk the widest window of the schedule can see, in whole blocks."""
-    if kind not in config.windows:
-        return tokens
-    return min(tokens, round_up(config.windows[kind].widest_tokens, BLOCK_TOKENS))
-
-
 def chunk_of(tokens: int) -> int:
-    return next(n for n in (CHUNK_TOKENS, 256, BLOCK_TOKENS) if tokens % n == 0)
+    return next(n for n in (sizes.CHUNK_TOKENS, 256, BLOCK_TOKENS) if tokens % n == 0)
 
 
 def chunked_mask(
@@ -89,11 +76,18 @@ def chunked_mask(
     return mask if mask.dim() == 4 else mask[None]
 
 
-AttentionForward = Callable[
-    ["SelfAttention", Tensor, Tensor, Tensor | None, RotaryCosSin | None, Attend], tuple[Tensor, Tensor | None]
-]
-"""(module, normalised stream, stream, value_embed, rotary, attend) -> stream with attention's output added, (B, T,
-width), and the layer's own values before they were mixed: the back end of the whole sub-layer."""
+class AttentionInputs(NamedTuple):
+    """What a layer's attention takes besides the stream."""
+
+    value_embed: Tensor | None
+    """What the value path mixes in, (B, T, H_kv, D)."""
+    rotary: RotaryCosSin | None
+    attend: Attend
+
+
+AttentionForward = Callable[["SelfAttention", Tensor, Tensor, AttentionInputs], tuple[Tensor, Tensor | None]]
+"""(module, normalised stream, stream, its other inputs) -> stream with attention's output added, (B, T, width), and
+the layer's own values before they were mixed: the back end of the whole sub-layer."""
 
 
 class SelfAttention(SubLayer):
@@ -114,12 +108,10 @@ class SelfAttention(SubLayer):
         super().__init__(config, spec.attention(config, attention_of(layer)), make_matmul)
         self.layer, self.shape, self.forward_with = layer, attention_of(layer), forward_with
 
-    def forward(
-        self, x: Tensor, stream: Tensor, value_embed: Tensor | None, rotary: RotaryCosSin | None, attend: Attend
-    ) -> tuple[Tensor, Tensor | None]:
-        """`stream` plus the attention of x, its normalised form. `value_embed`: what the value path mixes in, (B, T,
-        H_kv, D), or None. Also returns this layer's own values, which the `residual` path hands to later layers."""
-        return self.forward_with(self, x, stream, value_embed, rotary, attend)
+    def forward(self, x: Tensor, stream: Tensor, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
+        """`stream` plus the attention of x, its normalised form. Also returns this layer's own values, which the
+        `residual` path hands to later layers."""
+        return self.forward_with(self, x, stream, inputs)
 
     def qkv_of(
         self, x: Tensor, value_embed: Tensor | None, rotary: RotaryCosSin | None, matmul: MatMul | None = None
@@ -177,13 +169,8 @@ class SelfAttention(SubLayer):
 
 
 def attention_plain(
-    module: SelfAttention,
-    x: Tensor,
-    stream: Tensor,
-    value_embed: Tensor | None,
-    rotary: RotaryCosSin | None,
-    attend: Attend,
+    module: SelfAttention, x: Tensor, stream: Tensor, inputs: AttentionInputs
 ) -> tuple[Tensor, Tensor | None]:
     """The plain twin."""
-    q, k, v, raw_v = module.qkv_of(x, value_embed, rotary)
-    return module.add_output(stream, attend(module.layer, q, k, v)), raw_v
+    q, k, v, raw_v = module.qkv_of(x, inputs.value_embed, inputs.rotary)
+    return module.add_output(stream, inputs.attend(module.layer, q, k, v)), raw_v

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
-from paceline.model.attention import Attend, AttentionForward, SelfAttention
+from paceline.model.attention import Attend, AttentionForward, AttentionInputs, SelfAttention
 from paceline.model.ops import MakeMatMul, Norm, SubLayer, declare
 from paceline.model.rotary import RotaryCosSin
 from paceline.settings import plugins, spec
@@ -122,10 +122,11 @@ class Block(nn.Module):
         if ngrams is not None:
             x = x + self.ngram_gate * ngrams
         if self.attention is not None and normed is not None:
+            inputs = AttentionInputs(value_embed, rotary, attend)
             if self.drop is None or keys is None:
-                x, raw_v = self.attention(normed, x, value_embed, rotary, attend)
+                x, raw_v = self.attention(normed, x, inputs)
             else:  # the branch alone: added to 0
-                branch, raw_v = self.attention(normed, x.new_zeros(()), value_embed, rotary, attend)
+                branch, raw_v = self.attention(normed, x.new_zeros(()), inputs)
                 x = x + self.drop(branch, keys)
         if self.mlp is not None and self.mlp_norm is not None:
             normed = self.mlp_norm(x)

@@ -45,9 +45,8 @@ def run_recomputed(
     """Keep only the block's inputs and compute it again in the backward pass (`train.recompute`).
 
     Costs one more forward pass of the blocks, about a third of their arithmetic. Nothing in a block draws from a
-    generator, so no state of one is kept, and the second pass gives the same bits. Skips are added inside blocks: the
-    compiler keeps what one block hands to the next, but computes again what is only added to something in between, with
-    the whole block."""
+    generator, so the second pass gives the same bits. Skips are added inside blocks: what is added between two, the
+    compiler would compute again with a whole block."""
 
     def run(x: Tensor, x0: Tensor, value_embed: Tensor | None, skip: "Skip | None") -> Any:  # quoted: not for dynamo
         return block(x, x0, value_embed, rotary, attend, skip, *rest)

@@ -11,11 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
-from paceline.kernels.head_loss import head_loss_chunked
+from paceline.core.units import IGNORE_TARGET as IGNORE_TARGET
 from paceline.settings import plugins
-
-IGNORE_TARGET = -100
-"""A target that does not count (the padding of aligned documents); its loss is 0."""
 
 HeadLoss = Callable[[Tensor, Tensor, Tensor, float | None], Tensor]
 """(x (N, width), head rows (V, width), targets (N,), cap) -> loss of every token, (N,) fp32, or their total, 0-D."""
@@ -54,11 +51,6 @@ def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
 def head_loss(x: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> Tensor:
     """-log softmax(capped logits)[target]. Padding rows of the head take part in the softmax."""
     return F.cross_entropy(cap_logits(x @ weight.T, cap), targets, reduction="none", ignore_index=IGNORE_TARGET)
-
-
-def head_loss_by_chunks(x: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> Tensor:
-    """The same without ever holding all logits."""
-    return head_loss_chunked(x, weight, targets, cap, IGNORE_TARGET)
 
 
 def loss_term(name: str) -> TermLoss:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from paceline.model.attention import Attend, attention_of
 from paceline.model.ops import torch_dtype
-from paceline.model.rotary import rotary_pairs
 from paceline.settings.model import SMEAR_INPUTS, LayerConfig, ModelConfig
 
 ROW_HASH = {2: (36_313, 27_191), 3: (17_351, 60_961, 45_259)}
@@ -92,6 +91,6 @@ def with_key_offset(config: ModelConfig, attend: Attend) -> Attend:
 
     def run(layer: LayerConfig, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         shape = attention_of(layer)
-        return attend(layer, q, offset_keys(k, rotary_pairs(config.rotary, shape.qk_dim)) if shape.key_offset else k, v)
+        return attend(layer, q, offset_keys(k, config.rotary.pairs(shape.qk_dim)) if shape.key_offset else k, v)
 
     return run

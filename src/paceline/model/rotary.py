@@ -22,13 +22,9 @@ class RotaryCosSin:
     sin: Tensor
 
 
-def rotary_pairs(config: RotaryConfig, head_dim: int) -> int:
-    return max(1, round(head_dim // 2 * config.rotary_fraction))
-
-
 def frequencies(config: RotaryConfig, head_dim: int) -> Tensor:
     """ω_j of the pairs that turn, fp32, fastest first."""
-    pairs = rotary_pairs(config, head_dim)
+    pairs = config.pairs(head_dim)
     steps = pairs if config.spacing == "open" else max(1, pairs - 1)
     exponents = torch.arange(pairs, dtype=torch.float32) / steps
     omega = torch.pow(1.0 / config.base, exponents)

@@ -38,15 +38,17 @@ def orthogonalise(
     norm_of: Literal["rounded", "unrounded"],
     maps: Maps = "quintic",
     eps: float = 1e-7,
+    advance: Callable[[Tensor, float, float, float], Tensor] | None = None,
 ) -> Tensor:
     """Matrices (..., r, c) with the singular vectors of G and singular values near 1, in `dtype`.
 
     `dtype` is the working format of every product; the norm and the division by it are fp32 at least and rounded once.
-    A zero matrix stays zero, because `eps` is added to its norm. All matrices are independent of each other."""
+    A zero matrix stays zero, because `eps` is added to its norm. All matrices are independent of each other. `advance`
+    takes the place of what `association` names."""
     X = normalised(G, dtype, norm_of, maps, eps).reshape(-1, *G.shape[-2:])  # bmm wants exactly one batch dimension
     tall = G.shape[-2] > G.shape[-1]
     X = X.mT if tall else X
-    advance = _polynomial_first if association == "polynomial_first" else _product_first
+    advance = advance or (_polynomial_first if association == "polynomial_first" else _product_first)
     for coefficients in coefficients_of(maps, steps):
         X = advance(X, *coefficients)
     return (X.mT if tall else X).reshape(G.shape)

@@ -16,9 +16,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.model.attention import Attend, Plan, reach_tokens
+from paceline.model.attention import Attend, Plan
 from paceline.parallel.batch_split import RankSlice
 from paceline.parallel.ranks import Ranks
+from paceline.settings.backends import reach_tokens
 from paceline.settings.model import LayerConfig, ModelConfig
 from paceline.settings.parallel import ParallelConfig
 

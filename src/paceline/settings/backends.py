@@ -1,9 +1,42 @@
-"""Which back end computes what; `backends/` lists them. No torch."""
+"""Which back end computes what; `backends/` lists them. And how the plain ones cut their work, which the memory model
+has to know. No torch."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
+from paceline.core.units import BLOCK_TOKENS, round_up
 from paceline.settings.limits import Limited, at_least
+from paceline.settings.model import ModelConfig, WindowKind
+
+CHUNK_TOKENS = 512
+"""Queries of one chunk of attention: a multiple of the block, large enough to keep the products busy."""
+DENSE_LIMIT_TOKENS = 4_096
+"""Up to here a dense mask is small, and one product is faster than chunks."""
+CHUNK_LOGITS = 1 << 19
+"""Logits of one chunk of the head: 2 MB of fp32."""
+MIN_CHUNK_TOKENS = 256
+"""But never fewer tokens than this, or a large vocabulary would leave products too thin."""
+FUSED_CHUNK_TOKENS = 16_384
+"""Tokens of one chunk of the fused head: 1.6 GB of bf16 logits at 50,304 columns."""
+
+
+def reach_tokens(model: ModelConfig, tokens: int, kind: WindowKind = "short") -> int:
+    """How far before a chunk the widest window of the schedule can see, in whole blocks."""
+    if kind not in model.windows:
+        return tokens
+    return min(tokens, round_up(model.windows[kind].widest_tokens, BLOCK_TOKENS))
+
+
+def chunk_reach(model: ModelConfig, tokens: int, kind: WindowKind) -> int | None:
+    """That of plain attention by chunks of queries; None: it takes all keys at once, under a dense mask."""
+    reach = reach_tokens(model, tokens, kind)
+    dense = tokens <= DENSE_LIMIT_TOKENS or tokens % BLOCK_TOKENS or reach + CHUNK_TOKENS >= tokens
+    return None if dense else reach
+
+
+def head_chunk_tokens(rows: int) -> int:
+    """Tokens of one chunk of a head of so many rows."""
+    return max(MIN_CHUNK_TOKENS, CHUNK_LOGITS // rows)
 
 
 @dataclass(frozen=True, kw_only=True)

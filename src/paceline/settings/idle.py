@@ -47,10 +47,6 @@ def _has_ngrams(config: Settings) -> bool:
     return any(config.get(f"model.ngrams.{name}_rows") is not None for name in ("bigram", "trigram"))
 
 
-def _has_gates(config: Settings) -> bool:
-    return bool(config["model.value_gates"] or config["model.smear"])
-
-
 def _averages(config: Settings) -> bool:
     return config["optim.average.tau_steps"] is not None or config["optim.average.tau_share"] is not None
 
@@ -64,25 +60,19 @@ SCALARS = Condition("learned scalars (--model.x0-mix, --model.unet-skips, a --mo
 VECTORS = Condition("--model.norm rms_weighted or layer, or --model.biases", _has_vectors)
 AVERAGED = Condition("--optim.average.tau-steps or --optim.average.tau-share", _averages)
 NGRAMS = Condition("--model.ngrams.bigram-rows or --model.ngrams.trigram-rows", _has_ngrams)
+VALUE_TABLES = Condition("a --model.value-path with tables", _is_not("model.value_path", "plain", "residual"))
+UNTIED = Condition("--model.no-tied-lm-head", _is_not("model.tied_lm_head", True))
 COMPILED = Condition("--train.compile", _is_not("train.compile", False))
 MATTERS: dict[str, Condition] = {
-    "model.lm_head_init": Condition("--model.no-tied-lm-head", _is_not("model.tied_lm_head", True)),
+    "model.lm_head_init": UNTIED,
     "model.qk_norm_eps": Condition("--model.qk-norm", _is_not("model.qk_norm", "none")),
     "model.value_ends": Condition("--model.value-path sparse", lambda config: config["model.value_path"] == "sparse"),
     "model.value_lambdas": Condition("--model.value-path", _is_not("model.value_path", "plain")),
-    "model.value_storage": Condition(
-        "a --model.value-path with tables", _is_not("model.value_path", "plain", "residual")
-    ),
-    "model.value_init_std": Condition(
-        "a --model.value-path with tables", _is_not("model.value_path", "plain", "residual")
-    ),
-    "model.attention_output_starts": Condition(
-        "--model.zero-init-outputs", lambda config: bool(config["model.zero_init_outputs"])
-    ),
+    "model.value_storage": VALUE_TABLES,
+    "model.value_init_std": VALUE_TABLES,
+    "model.attention_output_starts": Condition("--model.zero-init-outputs", _is_not("model.zero_init_outputs", False)),
     "model.ngrams.sign_rows": NGRAMS,
-    "model.window.start_tokens": WINDOW,
-    "model.window.growth_tokens": WINDOW,
-    "model.window.quantum_tokens": WINDOW,
+    **{f"model.window.{name}_tokens": WINDOW for name in ("start", "growth", "quantum")},
     "model.long_window": Condition("a layer whose override says `long`", _long_windows),
     "optim.muon.": Condition("a group that Muon moves (--optim.matrices muon)", lambda config: bool(_rules(config))),
     "optim.muon.momentum_start": Condition(
@@ -92,23 +82,21 @@ MATTERS: dict[str, Condition] = {
     "optim.adam.matrix_lr": Condition(
         "--optim.matrices adamw", lambda config: _rules(config).get("matrices") != "muon"
     ),
-    "optim.adam.lm_head_lr": Condition("--model.no-tied-lm-head", _is_not("model.tied_lm_head", True)),
+    "optim.adam.lm_head_lr": UNTIED,
     "optim.adam.scalar_lr": SCALARS,
     "optim.adam.ngram_lr": NGRAMS,
-    "optim.adam.gate_lr": Condition("--model.value-gates or --model.smear", _has_gates),
+    "optim.adam.gate_lr": Condition(
+        "--model.value-gates or --model.smear",
+        lambda config: bool(config["model.value_gates"] or config["model.smear"]),
+    ),
     "optim.adam.vector_lr": VECTORS,
     "optim.adam.decay_vectors": Condition(
         "--optim.adam.weight-decay and parameters of one dimension",
         lambda config: bool(config["optim.adam.weight_decay"] and (_has_scalars(config) or _has_vectors(config))),
     ),
     "model.precision.scalars": SCALARS,
-    "optim.average.start_share": AVERAGED,
-    "optim.average.blend": AVERAGED,
-    "optim.average.rescale": AVERAGED,
-    "optim.average.groups": AVERAGED,
-    "train.cuda_graph": COMPILED,
-    "train.coordinate_descent": COMPILED,
-    "train.skip_guards": COMPILED,
+    **{f"optim.average.{name}": AVERAGED for name in ("start_share", "blend", "rescale", "groups")},
+    **{f"train.{name}": COMPILED for name in ("cuda_graph", "coordinate_descent", "skip_guards")},
     "bad_steps.limit": Condition("--bad-steps.skip", _is_not("bad_steps.skip", False)),
     "parallel.zero1": Condition("--parallel.no-fsdp, which shards more", _is_not("parallel.fsdp", True)),
     "parallel.bucket_views": Condition("--parallel.no-fsdp", _is_not("parallel.fsdp", True)),

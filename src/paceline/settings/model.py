@@ -6,24 +6,14 @@ choice for every layer; the model, its description (`spec.py`) and all that is d
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from paceline.core.command_line import Hidden
 from paceline.core.errors import ConfigError
 from paceline.core.units import BLOCK_TOKENS, round_up
-from paceline.settings.limits import (
-    BELOW_1,
-    FINITE,
-    NOT_NEGATIVE,
-    POSITIONS,
-    SHARE,
-    TOKENS,
-    Limit,
-    Limited,
-    at_least,
-)
+from paceline.settings.limits import BELOW_1, FINITE, NOT_NEGATIVE, POSITIONS, SHARE, TOKENS, Limit, Limited, at_least
 
 DType = Literal["fp32", "bf16"]
 SOFTCAP = Limit("must be positive and at most 1e6; use None for no cap", lambda cap: 0 < cap <= 1e6)
@@ -50,10 +40,9 @@ class RotaryConfig(Limited, prefix="--model.rotary."):
     """Positions for which the table is computed, or learned (`model.positions`); shorter sequences take its first
     rows."""
 
-
-def rotary_pairs_of(config: RotaryConfig, head_dim: int) -> int:
-    """Pairs of a head that turn."""
-    return max(1, round(head_dim // 2 * config.rotary_fraction))
+    def pairs(self, head_dim: int) -> int:
+        """Pairs of a head that turn."""
+        return max(1, round(head_dim // 2 * self.rotary_fraction))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +172,11 @@ class LayerConfig:
     """0: no MLP."""
     x0_gate: bool = False
     ngram_gate: bool = False
+
+
+def _own(kind: type[AttentionLayer | LayerConfig], stated: dict[str, Any]) -> dict[str, Any]:
+    """What is stated of the fields of a class."""
+    return {each.name: stated[each.name] for each in fields(kind) if each.name in stated}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -403,7 +397,7 @@ class ModelConfig(Limited, prefix="--model."):
             raise ConfigError(f"{where}: qk_dim {shape.qk_dim} must be even and v_dim {shape.v_dim} positive")
         if shape.attends_to is not None and not 0 <= shape.attends_to < layer.index:
             raise ConfigError(f"{where}: attends_to {shape.attends_to} is not an earlier layer")
-        if shape.key_offset and not 0 < rotary_pairs_of(self.rotary, shape.qk_dim) < shape.qk_dim // 2:
+        if shape.key_offset and not 0 < self.rotary.pairs(shape.qk_dim) < shape.qk_dim // 2:
             raise ConfigError(f"{where}: key_offset needs pairs at rest; lower --model.rotary.rotary-fraction")
         if not -math.inf < shape.scale < math.inf:
             raise ConfigError(f"{where}: score_scale {shape.scale} is not a finite number")
@@ -447,29 +441,18 @@ class ModelConfig(Limited, prefix="--model."):
         return tuple(self._layer(index, table, attends=index not in without) for index, table in tables)
 
     def _layer(self, index: int, value_table: int | None, *, attends: bool) -> LayerConfig:
-        shape = AttentionLayer(
-            num_heads=self.num_heads,
-            kv_heads=self.kv_heads,
-            qk_dim=self.head_dim,
-            v_dim=self.head_dim,
-            window="short",
-            value_table=value_table,
-            scale=self.head_dim**-0.5,
-        )
-        mlp_width, gates = self.mlp_width, {"x0_gate": False, "ngram_gate": False}
+        stated: dict[str, Any] = {"num_heads": self.num_heads, "kv_heads": self.kv_heads, "mlp_width": self.mlp_width}
+        stated |= {"qk_dim": self.head_dim, "v_dim": self.head_dim, "scale": self.head_dim**-0.5, "window": "short"}
+        stated |= {"index": index, "value_table": value_table, "attention": attends}
         for change in self.layer_overrides:
             if index in {layer % self.num_layers for layer in change.layers}:
-                names = ("qk_dim", "v_dim", "window", "attends_to", "key_offset")
-                stated: dict[str, Any] = {n: value for n in names if (value := getattr(change, n)) is not None}
-                if change.score_scale is not None:
-                    stated["scale"] = change.score_scale
-                elif change.qk_dim is not None:
-                    stated["scale"] = max(1, change.qk_dim) ** -0.5  # 0 is refused later
-                shape = replace(shape, **stated)
-                gates |= {n: value for n in gates if (value := getattr(change, n)) is not None}
-                attends = attends if change.attention is None else change.attention
-                mlp_width = mlp_width if change.mlp_width is None else change.mlp_width
-        return LayerConfig(index=index, attention=shape if attends else None, mlp_width=mlp_width, **gates)
+                changed = {name: value for name, value in vars(change).items() if value is not None}
+                scale = (
+                    max(1, changed["qk_dim"]) ** -0.5 if "qk_dim" in changed else stated["scale"]
+                )  # 0: refused later
+                stated |= changed | {"scale": changed.get("score_scale", scale)}
+        stated["attention"] = AttentionLayer(**_own(AttentionLayer, stated)) if stated["attention"] else None
+        return LayerConfig(**_own(LayerConfig, stated))
 
     @cached_property
     def layer_kinds(self) -> list[tuple[LayerConfig, int]]:

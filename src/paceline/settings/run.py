@@ -187,6 +187,8 @@ class RunConfig(Limited, prefix="--"):
             check_name("rules", rule, own[:-1], theirs, "optim.groups: rule")
         for term in self.model.loss_terms:
             check_name("loss_terms", term.name, own_loss_terms(), theirs, "model.loss_terms:")
+        if len({term.name for term in self.model.loss_terms}) < len(self.model.loss_terms):
+            raise ConfigError("model.loss_terms: a term is named twice; say its weight in one entry")
 
     def _check_split(self) -> None:
         parts, length, unit = self.parallel.context_parallel, self.batch.sequence_tokens, self.model.window.unit

@@ -175,12 +175,13 @@ def _table(config: ModelConfig, name: str, width: int, group: Group, init: Init,
 
 def _matrix(config: ModelConfig, name: str, rows: int, columns: int, *, parts: tuple[int, ...] = ()) -> Parameter:
     """An fp32 weight (out, in) that Muon may move."""
+    half = Init("uniform", bound=0.5 * math.sqrt(3 / config.width))  # a standard deviation of 0.5/sqrt(width)
     return Parameter(
         name=name,
         shape=(rows, columns),
         group="matrices",
         dtype="fp32",
-        init={"gpt2": GPT2, "uniform": uniform(columns), "half": _half(config)}[config.matrix_init],
+        init={"gpt2": GPT2, "uniform": uniform(columns), "half": half}[config.matrix_init],
         parts=parts,
         rounded=config.precision.round_matrices_at_init,
     )
@@ -201,11 +202,6 @@ def _biases(config: ModelConfig, matrices: Sequence[Parameter]) -> list[Paramete
 
 def _vector(name: str, width: int, init: Init) -> Parameter:
     return Parameter(name=name, shape=(width,), group="vectors", dtype="fp32", init=init)
-
-
-def _half(config: ModelConfig) -> Init:
-    """Uniform, with a standard deviation of half of 1/sqrt(width)."""
-    return Init("uniform", bound=0.5 * math.sqrt(3 / config.width))
 
 
 def _gate(name: str, outputs: int, inputs: int) -> Parameter:

@@ -19,10 +19,11 @@ from torch.utils.hooks import RemovableHandle
 
 from paceline.data.feed import DeviceBatch
 from paceline.metrics.deferred import Values
-from paceline.model.attention import Attend, Plan, attention_of, plan_reference, reach_tokens
+from paceline.model.attention import Attend, Plan, attention_of, plan_reference
 from paceline.model.gpt import GPT
 from paceline.model.masks import MaskRule, allowed
 from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
+from paceline.settings.backends import reach_tokens
 from paceline.settings.model import LayerConfig, ModelConfig
 from paceline.settings.schedule import StepSettings
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from paceline.core.errors import UserError
 from paceline.core.units import BLOCK_TOKENS
 from paceline.model.masks import Windows
-from paceline.model.rotary import rotary_pairs
 from paceline.settings.model import GATE_INPUTS, DType, ModelConfig
 from paceline.text.tokenizer import END_OF_TEXT
 
@@ -71,7 +70,7 @@ def hf_config(model: ModelConfig, *, sequence_tokens: int, windows: Windows, end
         "mlp_widths": [layer.mlp_width for layer in model.layers],
         "learned_positions": 0 if turns else model.rotary.max_tokens,
         "rotary_base": model.rotary.base,
-        "rotary_pairs": [0 if s is None or not turns else rotary_pairs(model.rotary, s.qk_dim) for s in shapes],
+        "rotary_pairs": [0 if s is None or not turns else model.rotary.pairs(s.qk_dim) for s in shapes],
         "rotary_spacing": model.rotary.spacing,
         "rotary_frequency_dtype": DTYPES[model.rotary.frequency_dtype],
         "rotary_table_dtype": DTYPES[model.rotary.table_dtype],
