@@ -65,13 +65,17 @@ def fields_of(cls: Any, made: Any = MISSING) -> list[Field]:
 
 
 def _texts(cls: type) -> dict[str, str]:
-    """The string that follows each annotated name in the class's source, bases included."""
+    """The comment behind each annotated name in the class's source, or the string that follows it; bases included."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
-        for node, after in itertools.pairwise(_parsed(base).body):
+        lines = inspect.getsource(base).splitlines()
+        for node, after in itertools.pairwise([*_parsed(base).body, None]):
             match node, after:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                     found[name] = one_line(text)
+                case ast.AnnAssign(target=ast.Name(id=name), end_lineno=int(end)), _ if "  # " in lines[end - 1]:
+                    text = lines[end - 1].partition("  # ")[2]
+                    found[name] = text[:1].upper() + text[1:].rstrip(".") + "."
     return found
 
 
