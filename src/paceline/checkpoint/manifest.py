@@ -20,8 +20,7 @@ MANIFEST, STATE, CONFIG = "manifest.json", "state.json", "config.json"
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
     name: str
-    bytes: int | None
-    """None: written by format 1, which did not count."""
+    bytes: int | None  # None: written by format 1, which did not count
     blake2b: str
 
 
@@ -30,8 +29,7 @@ class Manifest:
     format: int = FORMAT
     step: int
     files: tuple[FileEntry, ...]
-    seal: str
-    """Hash of everything above."""
+    seal: str  # hash of everything above
 
     def groups(self) -> dict[str, list[str]]:
         """The safetensors files of each group, in order: `group.safetensors` or `group-00001.safetensors` and on."""

@@ -18,14 +18,12 @@ from paceline.core.files import check_links, write_json
 from paceline.core.schema import read_json
 from paceline.text.manifest import FILE_NAME as DATASET_FILE
 
-RUNS = Path("runs")
-"""Where runs go unless --out says otherwise."""
+RUNS = Path("runs")  # where runs go unless --out says otherwise
 
 SET_ASIDE = "set_aside_"
 """How the name of a folder begins that holds what a restarted run had left; it is no run of its own."""
 
-LAUNCH_FILE = ".launch"
-"""Names the launch that made the folder, if it may restart itself."""
+LAUNCH_FILE = ".launch"  # names the launch that made the folder, if it may restart itself
 
 _STEP_FOLDER = re.compile(r"step_([0-9]{6,18})")
 

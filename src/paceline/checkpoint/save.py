@@ -32,8 +32,7 @@ class Checkpoint:
     groups: Mapping[str, Mapping[str, Tensor]]
     """By name: `model`, `optimizer`, `random` (every random state of every rank), `buffers`, and a group for each hook
     that has a state."""
-    state: Mapping[str, Any]
-    """JSON values: data cursor, metrics position, clocks."""
+    state: Mapping[str, Any]  # JSON values: data cursor, metrics position, clocks
     config: Mapping[str, Any] | None = None
     """The run's whole config; None: the checkpoint is of format 1, which kept none."""
 

@@ -19,8 +19,7 @@ from paceline.checkpoint.manifest import FileEntry
 from paceline.core.files import new_digest
 
 FILE_BYTES = 256 << 20
-WRITE_BYTES = 8 << 20
-"""Written and hashed in one go."""
+WRITE_BYTES = 8 << 20  # written and hashed in one go
 NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",

@@ -12,8 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Iteration = Callable[..., Tensor]
-"""`orthogonalise`, or a back end of it with the same arguments."""
+Iteration = Callable[..., Tensor]  # `orthogonalise`, or a back end of it with the same arguments
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """(a, b, c) as published with Muon (K. Jordan et al., 2024): a slope at 0 as large as keeps σ near 1 after 5 rounds."""
 POLAR_EXPRESS = (

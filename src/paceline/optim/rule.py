@@ -44,10 +44,8 @@ class Event:
     """One update of a group."""
 
     settings: GroupSettings
-    step: int
-    """Updates of this group, this one included, of which ..."""
-    skipped: Tensor | None = None
-    """... so many were none, 0-D fp32 on the device."""
+    step: int  # updates of this group, this one included, of which ...
+    skipped: Tensor | None = None  # ... so many were none, 0-D fp32 on the device
     skip: Tensor | None = None
     """0-D bool on the device: where it is true, weights and slots stay as they are, whatever the gradients hold."""
     rows: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -58,8 +56,7 @@ class Event:
 class Slot:
     """One parameter's state of one kind (momentum, a moment), under one name in a checkpoint however it is kept."""
 
-    pieces: list[Tensor]
-    """Buffers that follow each other by rows, in stacks of different shapes perhaps."""
+    pieces: list[Tensor]  # buffers that follow each other by rows, in stacks of different shapes perhaps
     param: Tensor | None = None
     rows: slice | None = None
     """Of the parameter's state, if only these are kept here and other processes have the rest; None: all."""

@@ -94,8 +94,7 @@ def _from_left(x: Tensor, reach: int, group: dist.ProcessGroup) -> Tensor:
     return found
 
 
-Sizes = list[tuple[int, int]]
-"""(rank of the group, tokens that it and this one exchange), the nearest first."""
+Sizes = list[tuple[int, int]]  # (rank of the group, tokens that it and this one exchange), the nearest first
 
 
 def _neighbours(group: dist.ProcessGroup, tokens: int, reach: int) -> tuple[Sizes, Sizes]:

@@ -64,8 +64,7 @@ class DeferredAllReduce(ParamSync):
 class EmbeddingSync(DeferredAllReduce):
     """Of ranks that each have every parameter whole; alone, nothing is exchanged and all rows are kept."""
 
-    forward_is_collective = False
-    """Whether a forward pass needs all ranks."""
+    forward_is_collective = False  # whether a forward pass needs all ranks
 
     def __init__(self, tables: Iterable[nn.Parameter], ranks: Ranks, *, sharded: bool) -> None:
         super().__init__(tables, ranks)

@@ -24,8 +24,7 @@ class Machine:
 
     device: torch.device
     backends: Chosen
-    request: Request
-    """What the back ends were chosen by."""
+    request: Request  # what the back ends were chosen by
     bf16: bool
     notes: tuple[str, ...]
     lacks: tuple[str, ...] = ()

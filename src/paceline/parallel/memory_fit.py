@@ -27,12 +27,9 @@ from paceline.settings.spec import describe
 
 SURE_SHARE = 0.7
 """Of the available memory: a step that is predicted to take less is not tried. The model was never that far off."""
-CPU_SHARE = 0.8
-"""Of the memory that is free on a CPU; other programs need some, too."""
-NEAR_SHARE = 0.1
-"""A remembered choice holds while the available memory differs by no more than this."""
-REMEMBERED = "fit.json"
-"""Plans that earlier runs found to fit, in the cache folder."""
+CPU_SHARE = 0.8  # of the memory that is free on a CPU; other programs need some, too
+NEAR_SHARE = 0.1  # a remembered choice holds while the available memory differs by no more than this
+REMEMBERED = "fit.json"  # plans that earlier runs found to fit, in the cache folder
 OLD_NAMES = {"head": "lm_head", "head_chunk_tokens": "lm_head_chunk_tokens"}
 """Fields of a plan as version 0.1 wrote them."""
 T = TypeVar("T")
@@ -44,8 +41,7 @@ class Fit:
 
     plan: MemoryPlan
     why: str
-    key: str | None
-    """Under which the choice is remembered; None: the micro-batch was asked for, nothing was chosen."""
+    key: str | None  # under which the choice is remembered; None: the micro-batch was asked for, nothing was chosen
 
     def __str__(self) -> str:
         return f"{self.plan}: {self.why}"

@@ -38,14 +38,10 @@ class Execution:
     lm_head_chunk_tokens: int | None = None
     compiled: bool = False
     recompute: bool = False
-    gradient_copies: int = 1
-    """Of each gradient: 2 where ranks exchange copies instead of views."""
-    shards: int = 1
-    """Ranks that each keep a share of weights, gradients and slots."""
-    table_shards: int = 1
-    """Ranks that each keep a share of the slots of tables with dense gradients."""
-    halo_tokens: int = 0
-    """Tokens that attention fetches to the left of each sequence, if that is a slice."""
+    gradient_copies: int = 1  # of each gradient: 2 where ranks exchange copies instead of views
+    shards: int = 1  # ranks that each keep a share of weights, gradients and slots
+    table_shards: int = 1  # ranks that each keep a share of the slots of tables with dense gradients
+    halo_tokens: int = 0  # tokens that attention fetches to the left of each sequence, if that is a slice
 
     @staticmethod
     def of(config: RunConfig, world: int, backends: Mapping[Operation, str]) -> "Execution":
@@ -67,25 +63,16 @@ class Execution:
 class Memory:
     """Bytes on one rank."""
 
-    weights: int
-    """With the rotary tables and two batches of tokens."""
-    gathered: int
-    """Of other ranks' weights, what is here during forward and backward pass, with its gradients."""
+    weights: int  # with the rotary tables and two batches of tokens
+    gathered: int  # of other ranks' weights, what is here during forward and backward pass, with its gradients
     slots: int
-    gradients: int
-    """Between micro-batches."""
-    gradients_kept: int
-    """In the update."""
-    activations: int
-    """Kept for the backward pass of one micro-batch, up to the head."""
-    head_kept: int
-    """The same of head and loss."""
-    head: int
-    """What exists at the head beyond these."""
-    block: int
-    """The same in the backward pass of a block: its gradients and, under recomputation, its activations."""
-    update: int
-    """The same in the optimizer's step."""
+    gradients: int  # between micro-batches
+    gradients_kept: int  # in the update
+    activations: int  # kept for the backward pass of one micro-batch, up to the head
+    head_kept: int  # the same of head and loss
+    head: int  # what exists at the head beyond these
+    block: int  # the same in the backward pass of a block: its gradients and, under recomputation, its activations
+    update: int  # the same in the optimizer's step
     micro_batches: int
     compiled: bool
 

@@ -20,8 +20,7 @@ from paceline.settings.schedule import largest_batch
 
 USABLE_SHARE = 0.92
 """Of the available memory: the rest is lost in the allocator's holes and to what the model of memory leaves out."""
-LARGE_MICRO_TOKENS = 262_144
-"""Of one micro-batch where our own kernels run."""
+LARGE_MICRO_TOKENS = 262_144  # of one micro-batch where our own kernels run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +29,7 @@ class MemoryPlan:
 
     micro_tokens: int
     recompute: bool
-    lm_head: str
-    """Back end of the output layer."""
+    lm_head: str  # back end of the output layer
     lm_head_chunk_tokens: int | None
 
     def __str__(self) -> str:

@@ -30,13 +30,11 @@ from paceline.settings.parallel import ParallelConfig
 POLL_S = 0.05
 RANK0_REPORT_S = 5.0
 """How long another rank waits for the first to print, and the first for others to come, before it ends."""
-SAME_MISTAKE_S = 30.0
-"""The same before ranks have met: they may start that far apart."""
+SAME_MISTAKE_S = 30.0  # the same before ranks have met: they may start that far apart
 LOST = r"gloo|pair closure|Connection (reset|closed)|Broken pipe"
 """What a plain RuntimeError says if it comes from an exchange over gloo."""
 
-Facts = Mapping[str, str]
-"""What must be the same on every rank: its name, as a message calls it, and its value."""
+Facts = Mapping[str, str]  # what must be the same on every rank: its name, as a message calls it, and its value
 
 
 class LostRankError(PacelineError):

@@ -42,18 +42,15 @@ class Assembly:
     config: RunConfig
     machine: Machine
     data: Dataset
-    tokenizer: Tokenizer | None
-    """None: not available here, so no text and no bits per byte."""
+    tokenizer: Tokenizer | None  # None: not available here, so no text and no bits per byte
     model: GPT
     forward: nn.Module
     """The model, compiled if asked for: (tokens, targets, windows) -> `Losses`. No other rank is involved, unless a
     forward pass is collective (`ParallelConfig.collective_forward`)."""
     optimizer: Optimizer
     ranks: Ranks
-    sync: "EmbeddingSync | FsdpSync"
-    """The parameters whose gradients ranks add up apart from the rest."""
-    micro_tokens: int | None = None
-    """Tokens of the largest micro-batch; None: as the config says."""
+    sync: "EmbeddingSync | FsdpSync"  # the parameters whose gradients ranks add up apart from the rest
+    micro_tokens: int | None = None  # of the largest micro-batch; None: as the config says
     row_gradients: dict[str, RowGradients] = field(default_factory=dict)
 
     def share(self, sequences: int) -> BatchConfig:

@@ -18,8 +18,7 @@ from paceline.settings.schedule import schedule
 from paceline.train.bad_steps import BadSteps
 from paceline.train.loop import Loop
 
-NAMED_SPANS = 4
-"""Places of the data that are named; a shuffled batch may have hundreds."""
+NAMED_SPANS = 4  # places of the data that are named; a shuffled batch may have hundreds
 WEIGHT = "the weight"
 
 

@@ -26,10 +26,8 @@ from paceline.parallel.ranks import Ranks
 from paceline.settings.run import BadStepsConfig
 from paceline.train.loop import Hook
 
-MEMORY_STEPS = 100
-"""Over which the loss's mean and variance are taken, by weights that fall exponentially."""
-LEARNING_STEPS = 50
-"""Good steps before a loss can be judged by those before it."""
+MEMORY_STEPS = 100  # over which the loss's mean and variance are taken, by weights that fall exponentially
+LEARNING_STEPS = 50  # good steps before a loss can be judged by those before it
 SKIPPED, IN_ROW, LAST_STEP, CULPRIT, LOSS, MEAN, VARIANCE, SEEN = range(8)
 """Places of the state, one fp64 vector: steps skipped in all and in a row; of the last one its number, what was wrong
 and its loss; mean and variance of good losses, and how many there were."""

@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 OBSERVED_TOKENS = 65_536
 """Tokens from the start of a batch that the extra pass looks at, in whole sequences: one GPU's micro-batch of the
 records, so that it takes a small part of their step. The same for any micro-batch and any number of ranks."""
-QUERIES = 128
-"""Queries whose scores exist at once."""
-CHUNK_LOGITS = 1 << 22
-"""Logits that exist at once: 16 MB of fp32."""
+QUERIES = 128  # queries whose scores exist at once
+CHUNK_LOGITS = 1 << 22  # logits that exist at once: 16 MB of fp32
 
 
 def measured_step(step: "GradientStep", settings: StepSettings, batch: DeviceBatch) -> Values:

@@ -25,8 +25,7 @@ from paceline.settings.schedule import StepSettings
 from paceline.train.assemble import Assembly
 from paceline.train.bad_steps import BadSteps
 
-GUARDED_STEPS = 5
-"""Steps of a launch in which compiled code still checks its inputs, as record 16 did it."""
+GUARDED_STEPS = 5  # steps of a launch in which compiled code still checks its inputs, as record 16 did it
 
 
 class GradientStep:

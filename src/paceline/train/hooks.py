@@ -29,14 +29,11 @@ from paceline.train.loop import History, Hook, Loop, metrics_due
 class SavedState:
     """What a checkpoint keeps besides tensors and config."""
 
-    cursor: Cursor
-    """The data that comes next."""
-    metrics_bytes: int
-    """Length of the metrics file by then."""
+    cursor: Cursor  # the data that comes next
+    metrics_bytes: int  # length of the metrics file by then
     clocks: MeterState
     history: History = field(default_factory=History)
-    evaluations: tuple[EvalMetrics, ...] = ()
-    """The validations so far, in case their lines of metrics are lost."""
+    evaluations: tuple[EvalMetrics, ...] = ()  # the validations so far, in case their lines of metrics are lost
 
 
 class MetricsHook(Hook):

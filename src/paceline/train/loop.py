@@ -34,15 +34,12 @@ class History:
 
     data: tuple[str, ...] = ()
     """Fingerprints of the training data, in order; empty: written by a version that kept none."""
-    val_data: tuple[str, ...] = ()
-    """The same of the validation data."""
+    val_data: tuple[str, ...] = ()  # the same of the validation data
     rewinds: int = 0
     restarts: int = 0
-    tokens: int = 0
-    """Read in steps that rewinds and restarts have left behind."""
+    tokens: int = 0  # read in steps that rewinds and restarts have left behind
     init_from: InitFrom | None = None
-    extended: tuple[tuple[int, ...], ...] = ()
-    """As the card has them."""
+    extended: tuple[tuple[int, ...], ...] = ()  # as the card has them
 
 
 @dataclass(frozen=True)
@@ -50,14 +47,11 @@ class Position:
     """Where a run goes on."""
 
     step: int = 0
-    cursor: Cursor = field(default_factory=Cursor)
-    """The data that comes next."""
+    cursor: Cursor = field(default_factory=Cursor)  # the data that comes next
     metrics_bytes: int = 0
     clocks: MeterState | None = None
-    states: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
-    """Of the hooks, by name."""
-    rewound: bool = False
-    """Checkpoints after this one are left behind, and its data, too."""
+    states: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # of the hooks, by name
+    rewound: bool = False  # checkpoints after this one are left behind, and its data, too
     history: History = field(default_factory=History)
 
 
@@ -67,8 +61,7 @@ BEGINNING = Position()
 class Hook:
     """Something that happens between steps; this one does nothing."""
 
-    name = ""
-    """Of its group in every checkpoint; empty: it has no state."""
+    name = ""  # of its group in every checkpoint; empty: it has no state
 
     def before_step(self, settings: StepSettings) -> bool:
         """At the top of every step and of step `steps`. True: it took long, so whether to stop is asked again."""

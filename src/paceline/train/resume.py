@@ -33,10 +33,8 @@ class Found:
 
     path: Path
     passed_over: list[str]
-    newest: Path | None = None
-    """After a rewind: the checkpoint whose data and clocks it goes on from."""
-    last: Metrics | None = None
-    """After a rewind: the newest record of what the run has read."""
+    newest: Path | None = None  # after a rewind: the checkpoint whose data and clocks it goes on from
+    last: Metrics | None = None  # after a rewind: the newest record of what the run has read
 
 
 def find(folder: RunFolder, rewind: int | None = None) -> Found | None:

@@ -47,34 +47,25 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 class Finished:
     card: RunCard
     run: Assembly
-    exit_code: int
-    """0, or 128 + the signal that ended the run early."""
+    exit_code: int  # 0, or 128 + the signal that ended the run early
 
 
 @dataclass(frozen=True)
 class Launch:
     """What a launch was given."""
 
-    config: RunConfig
-    """As it was asked for."""
-    resolved: RunConfig
-    """As this machine can carry it out."""
+    config: RunConfig  # as it was asked for
+    resolved: RunConfig  # as this machine can carry it out
     machine: Machine
     folder: RunFolder
-    preset: RunConfig
-    """What the card's diff is taken against."""
+    preset: RunConfig  # what the card's diff is taken against
     ranks: Ranks
     stop: StopRequest
-    on_metrics: OnMetrics | None = None
-    """Rank-0 callback that replaces console output."""
-    age: Callable[[], float] = seconds_since_launch
-    """Seconds since the launch."""
-    allow_other_data: bool = False
-    """Go on with data of another fingerprint."""
-    init_from: str | None = None
-    """The run or export whose weights a run begins with."""
-    on_step: "tuple[OnStep, Container[int] | None] | None" = None
-    """Called between steps, and at which; None: at all."""
+    on_metrics: OnMetrics | None = None  # rank-0 callback that replaces console output
+    age: Callable[[], float] = seconds_since_launch  # seconds since the launch
+    allow_other_data: bool = False  # go on with data of another fingerprint
+    init_from: str | None = None  # the run or export whose weights a run begins with
+    on_step: "tuple[OnStep, Container[int] | None] | None" = None  # called between steps, and at which; None: at all
 
 
 def start_run(

@@ -33,8 +33,7 @@ class InitialWeights:
 
     origin: InitFrom
     weights: Mapping[str, Tensor]
-    same_tokenizer: Callable[[Tokenizer | None], bool | None]
-    """None: it cannot be told."""
+    same_tokenizer: Callable[[Tokenizer | None], bool | None]  # None: it cannot be told
     notes: tuple[str, ...]
 
 
