@@ -164,22 +164,20 @@ def without_effect(base: RunConfig, arguments: Any) -> list[str]:
 def _start(arguments: TrainArgs) -> tuple[RunFolder, "Finished"]:
     from paceline.parallel.ranks import launch_name, ranks_from_environment
     from paceline.text.dataset import check_folder
-    from paceline.train.run import start_run
+    from paceline.train.run import Options, start_run
 
     ranks, name, launch = ranks_from_environment(), arguments.config.preset, launch_name()
     elsewhere = contextlib.nullcontext(RunFolder(Path(name)))  # rank 0 alone writes
     with new_run(name, arguments.out, launch=launch) if ranks.is_main else elsewhere as folder:
         if (where := arguments.config.data.dir) != BUILTIN:
             check_folder(Path(where))  # before ranks compare settings, which follow the data
-        again = launch is not None
-        return folder, start_run(
-            arguments.config, folder, preset=preset(name), ranks=ranks, again=again, init_from=arguments.init_from
-        )
+        config, again, options = arguments.config, launch is not None, Options(init_from=arguments.init_from)
+        return folder, start_run(config, folder, preset=preset(name), ranks=ranks, again=again, options=options)
 
 
 def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finished"]:
     from paceline.parallel.ranks import launch_name, ranks_from_environment
-    from paceline.train.run import resume_run
+    from paceline.train.run import Options, resume_run
 
     assert arguments.resume is not None
     if (arguments.restart or arguments.rewind is not None) and launch_name() is not None:
@@ -205,16 +203,9 @@ def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finish
             raise ConfigError(
                 f"--init-from {arguments.init_from}: {folder.path} has begun; start a new run, or --restart"
             )
-        return folder, resume_run(
-            config,
-            folder,
-            ranks,
-            preset=preset(config.preset),
-            rewind=arguments.rewind,
-            restart=arguments.restart,
-            allow_other_data=arguments.allow_other_data,
-            init_from=arguments.init_from,
-        )
+        options = Options(init_from=arguments.init_from, allow_other_data=arguments.allow_other_data)
+        base, rewind, restart = preset(config.preset), arguments.rewind, arguments.restart
+        return folder, resume_run(config, folder, ranks, preset=base, rewind=rewind, restart=restart, options=options)
 
 
 def _conclude(folder: RunFolder, done: "Finished", *, finish: bool) -> None:

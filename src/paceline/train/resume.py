@@ -98,7 +98,7 @@ def go_on(launch: Launch, found: Found) -> Finished:
     run, fit = assemble_to_fit(launch.resolved, launch.machine, ranks, before=None if card is None else card.fit)
     state = _read_saved(found.path)
     position = _filled(run, found, state)
-    history, other = _compared(run, position, card, launch.allow_other_data)
+    history, other = _compared(run, position, card, launch.options.allow_other_data)
     history, longer = _extended(launch.config, found.path, saved_step=step_of(found.path), history=history)
     position = replace(position, history=history)
     lost = ranks.from_first(lambda: rebuild(launch.folder.metrics, state.metrics_bytes, state.evaluations))

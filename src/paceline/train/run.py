@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from paceline.train.average import AverageHook
     from paceline.train.on_step import OnStep
 
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-"""Of an error that means that nothing more can be written."""
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)  # nothing more can be written
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,23 @@ class Finished:
     exit_code: int  # 0, or 128 + the signal that ended the run early
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a launch may be given beside the config."""
+
+    init_from: str | None = None  # the run or export whose weights a run begins with
+    allow_other_data: bool = False  # resume on data of another fingerprint; the card then has both
+    on_metrics: OnMetrics | None = None  # rank-0 callback that replaces console output
+    on_step: "tuple[OnStep, Container[int] | None] | None" = None  # called between steps, and at which; None: at all
+    age: Callable[[], float] = seconds_since_launch  # seconds since the launch
+
+
+PLAIN = Options()
+
+
 @dataclass(frozen=True)
 class Launch:
-    """What a launch was given."""
+    """What a launch was given, and where it runs."""
 
     config: RunConfig  # as it was asked for
     resolved: RunConfig  # as this machine can carry it out
@@ -61,11 +74,7 @@ class Launch:
     preset: RunConfig  # what the card's diff is taken against
     ranks: Ranks
     stop: StopRequest
-    on_metrics: OnMetrics | None = None  # rank-0 callback that replaces console output
-    age: Callable[[], float] = seconds_since_launch  # seconds since the launch
-    allow_other_data: bool = False  # go on with data of another fingerprint
-    init_from: str | None = None  # the run or export whose weights a run begins with
-    on_step: "tuple[OnStep, Container[int] | None] | None" = None  # called between steps, and at which; None: at all
+    options: Options
 
 
 def start_run(
@@ -75,17 +84,11 @@ def start_run(
     preset: RunConfig,
     ranks: Ranks = SINGLE_PROCESS,
     again: bool = False,
-    on_metrics: OnMetrics | None = None,
-    age: Callable[[], float] = seconds_since_launch,
-    init_from: str | None = None,
-    on_step: "tuple[OnStep, Container[int] | None] | None" = None,
+    options: Options = PLAIN,
 ) -> Finished:
-    """Train from step 0, with the weights of the run or export `init_from`, if that is given. `preset` is what the
-    card's diff is taken against. `folder` is rank 0's. `again`: a launch that restarts itself may have filled it
-    before; then go on from what it has saved, if anything. `on_metrics`, `age` and `on_step` are for a process that
-    does more than this run; see `Launch`."""
-    with _launched(config, folder, preset, ranks) as launch:
-        launch = replace(launch, on_metrics=on_metrics, age=age, init_from=init_from, on_step=on_step)
+    """Train from step 0. `preset` is what the card's diff is taken against. `folder` is rank 0's. `again`: a launch
+    that restarts itself may have filled it before; then go on from what it has saved, if anything."""
+    with _launched(config, folder, preset, ranks, options) as launch:
         return _go_on_or_begin(launch) if again else begin(launch)
 
 
@@ -97,20 +100,17 @@ def resume_run(
     preset: RunConfig | None = None,
     rewind: int | None = None,
     restart: bool = False,
-    allow_other_data: bool = False,
-    init_from: str | None = None,
+    options: Options = PLAIN,
 ) -> Finished:
     """Go on from the newest good checkpoint of a run, as if it had not stopped; from the start, if it was stopped
     before its first. `rewind`: from the newest of this step or before, and with the data that come after all that the
-    run has read. `restart`: from the start in any case, with what is there set aside. Data other than the run's are
-    refused unless `allow_other_data`; then the card has the fingerprints of both."""
-    with _launched(config, folder, preset or config, ranks) as launch:
-        launch = replace(launch, init_from=init_from)
+    run has read. `restart`: from the start in any case, with what is there set aside."""
+    with _launched(config, folder, preset or config, ranks, options) as launch:
         if restart:
             from paceline.train.restart import set_aside
 
             return begin(launch, lambda: set_aside(launch))
-        return _go_on_or_begin(replace(launch, allow_other_data=allow_other_data), rewind)
+        return _go_on_or_begin(launch, rewind)
 
 
 def _go_on_or_begin(launch: Launch, rewind: int | None = None) -> Finished:
@@ -123,22 +123,23 @@ def _go_on_or_begin(launch: Launch, rewind: int | None = None) -> Finished:
 
 
 @contextmanager
-def _launched(config: RunConfig, folder: RunFolder, preset: RunConfig, ranks: Ranks) -> Iterator[Launch]:
+def _launched(
+    config: RunConfig, folder: RunFolder, preset: RunConfig, ranks: Ranks, options: Options
+) -> Iterator[Launch]:
     """Joins the ranks, honours signals, and reports a full disk in one line."""
     check_installed(config.metrics)
     resolved, machine = inspect_machine(config, ranks)
     with joined(ranks, machine.device, agreed_facts(config), config.parallel), stop_on_signals() as stop:
         try:
-            yield Launch(config, resolved, machine, folder, preset, ranks, stop)
+            yield Launch(config, resolved, machine, folder, preset, ranks, stop, options)
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise
-            begun = folder.config.exists()
-            then = f"continue with --resume {folder.path}" if begun else "run the same command again"
-            raise PacelineError(
-                f"{error.filename or folder.path}: cannot be written ({error.strerror}); "
-                f"{'what was saved is intact: ' if begun else ''}{make_room(error)}{then}"
-            ) from error
+            intact, then = "", "run the same command again"
+            if folder.config.exists():
+                intact, then = "what was saved is intact: ", f"continue with --resume {folder.path}"
+            at = f"{error.filename or folder.path}: cannot be written ({error.strerror})"
+            raise PacelineError(f"{at}; {intact}{make_room(error)}{then}") from error
 
 
 def agreed_facts(config: RunConfig) -> dict[str, str]:
@@ -149,8 +150,8 @@ def agreed_facts(config: RunConfig) -> dict[str, str]:
 
 
 def begin(launch: Launch, before: Callable[[], Position] = lambda: BEGINNING) -> Finished:
-    """From step 0. `before` is called on rank 0, once the run is known to work and before its first file is written,
-    and says what the run has behind it."""
+    """From step 0. `before` is called on rank 0 before the run's first file is written, and says what it has behind
+    it."""
     run, fit, origin, notes = _assembled(launch)
     position = launch.ranks.from_first(before)
     began, data = position.history.init_from, run.data
@@ -162,16 +163,14 @@ def begin(launch: Launch, before: Callable[[], Position] = lambda: BEGINNING) ->
     )
     position = replace(position, history=history)
     if launch.ranks.is_main:
-        for line in (*run.machine.lacks, *notes):
+        told = [str(fit)] if launch.options.on_metrics is None and fit.key is not None else []
+        for line in (*run.machine.lacks, *notes, *told):
             tell(line)
-        if launch.on_metrics is None and fit.key is not None:
-            tell(str(fit))
         launch.folder.write_config(to_dict(launch.config))
         if run.tokenizer is not None:
             run.tokenizer.save(launch.folder.path)
-        state = SavedState(
-            cursor=position.cursor, metrics_bytes=0, clocks=position.clocks or MeterState(), history=history
-        )
+        clocks = position.clocks or MeterState()
+        state = SavedState(cursor=position.cursor, metrics_bytes=0, clocks=clocks, history=history)
         write_json(launch.folder.beginning, to_dict(state))
     card = first_card(launch, run, fit)
     return train(launch, run, fit, replace(card, notes=(*card.notes, *notes)), position)
@@ -179,11 +178,11 @@ def begin(launch: Launch, before: Callable[[], Position] = lambda: BEGINNING) ->
 
 def _assembled(launch: Launch) -> tuple[Assembly, Fit, InitFrom | None, tuple[str, ...]]:
     """A run at its first step; where its weights came from, and what to note of them."""
-    if launch.init_from is None:
+    if launch.options.init_from is None:
         return *assemble_to_fit(launch.resolved, launch.machine, launch.ranks), None, ()
     from paceline.train.warm_start import fill, read_weights
 
-    initial = read_weights(launch.init_from, launch.config)
+    initial = read_weights(launch.options.init_from, launch.config)
     run, fit = assemble_to_fit(launch.resolved, launch.machine, launch.ranks)
     return run, fit, initial.origin, fill(run, initial)
 
@@ -200,8 +199,8 @@ def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Posi
         init_from=history.init_from,
         extended=history.extended,
     )
-    wait = torch.cuda.synchronize if run.machine.device.type == "cuda" else lambda: None
-    meter = Meter(untimed_steps=config.train.untimed_steps, resumed=position.clocks, already_s=launch.age(), wait=wait)
+    wait, age_s = torch.cuda.synchronize if run.machine.device.type == "cuda" else lambda: None, launch.options.age()
+    meter = Meter(untimed_steps=config.train.untimed_steps, resumed=position.clocks, already_s=age_s, wait=wait)
     log = JsonlSink(folder.metrics, position=position.metrics_bytes) if ranks.is_main else None
     sink = _sinks(launch, log, card, position.step)
 
@@ -228,7 +227,13 @@ def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Posi
             check_fits(hook.name, state, hook.state())
         hook.load(state)
     try:
-        step = _looped(loop, checkpoints, deferred)
+        with checkpoints.saver:
+            checkpoints.settle_in()
+            step = loop()
+            meter.stop()
+            deferred.flush()
+            if step != checkpoints.saved_step:  # the same answer on every rank
+                checkpoints.save(step)
     except Exception as error:
         from paceline.train.memory_trial import is_out_of_memory, out_of_memory
 
@@ -249,18 +254,6 @@ def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Posi
     return Finished(left, run, 0 if card.finished else launch.stop.exit_code)
 
 
-def _looped(loop: Loop, checkpoints: CheckpointHook, deferred: DeferredMetrics) -> int:
-    """Run the loop and leave a checkpoint of where it ended."""
-    with checkpoints.saver:
-        checkpoints.settle_in()
-        step = loop()
-        loop.meter.stop()
-        deferred.flush()
-        if step != checkpoints.saved_step:  # the same answer on every rank
-            checkpoints.save(step)
-    return step
-
-
 def _averages(run: Assembly) -> "list[AverageHook]":
     if not run.config.optim.average.on:
         return []
@@ -270,11 +263,11 @@ def _averages(run: Assembly) -> "list[AverageHook]":
 
 
 def _looking(launch: Launch, loop: Loop) -> list[Hook]:
-    if launch.on_step is None:
+    if launch.options.on_step is None:
         return []
     from paceline.train.on_step import OnStepHook
 
-    return [OnStepHook(loop, *launch.on_step)]
+    return [OnStepHook(loop, *launch.options.on_step)]
 
 
 def _sinks(launch: Launch, log: JsonlSink | None, card: RunCard, start: int) -> FanOut:
@@ -283,10 +276,10 @@ def _sinks(launch: Launch, log: JsonlSink | None, card: RunCard, start: int) -> 
         return FanOut([])
     config, folder = launch.config, launch.folder.path
     run = Tracked(folder=folder, name=card.name, started=card.started, start_step=start, settings=to_dict(config))
-    if launch.on_metrics is None:
+    if launch.options.on_metrics is None:
         last: Sink = ConsoleSink(steps=config.steps, tokens=tokens_before(config, config.steps), start_step=start)
     else:
-        last = CallbackSink(launch.on_metrics, launch.stop.ask)
+        last = CallbackSink(launch.options.on_metrics, launch.stop.ask)
     return FanOut([log, *trackers(config.metrics, run), last])
 
 
