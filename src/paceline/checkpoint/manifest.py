@@ -35,14 +35,9 @@ class Manifest:
         """The safetensors files of each group, in order: `group.safetensors` or `group-00001.safetensors` and on."""
         found: dict[str, list[str]] = {}
         for name in (entry.name for entry in self.files if entry.name.endswith(".safetensors")):
-            found.setdefault(_group_of(name), []).append(name)
+            group = name.removesuffix(".safetensors").partition("-")[0]
+            found.setdefault("bad_steps" if group == "guard" else group, []).append(name)  # as format 2 called it
         return found
-
-
-def _group_of(file: str) -> str:
-    """Format 2 called the state of bad steps `guard`."""
-    group = file.removesuffix(".safetensors").partition("-")[0]
-    return "bad_steps" if group == "guard" else group
 
 
 def write_manifest(folder: Path, step: int, files: Iterable[FileEntry]) -> None:

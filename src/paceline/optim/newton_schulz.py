@@ -1,9 +1,8 @@
 """The orthogonal factor of a matrix, approximately, by matrix products alone.
 
 An odd quintic acts on every singular value and leaves the singular vectors: X ← aX + b(XXᵀ)X + c(XXᵀ)²X. Its
-coefficients are chosen for slope at 0, not for convergence: five rounds send each σ in [0.003, 1] into [0.68, 1.21]
-and never to exactly 1, which costs an optimizer nothing. Tall matrices are worked on transposed, where XXᵀ is small.
-All matrices of one shape go through as one batch: on a GPU many small problems one after another leave it idle.
+coefficients are chosen for slope at 0: five rounds send each σ in [0.003, 1] into [0.68, 1.21]. Tall matrices are
+worked on transposed, where XXᵀ is small. Matrices of one shape are one batch: many small problems leave a GPU idle.
 """
 
 from collections.abc import Callable
@@ -38,10 +37,8 @@ def orthogonalise(
     maps: Maps = "quintic",
     eps: float = 1e-7,
 ) -> Tensor:
-    """Matrices (..., r, c) with the singular vectors of G and singular values near 1, in `dtype`.
-
-    `dtype` is the working format of every product; the norm and the division by it are fp32 at least and rounded once.
-    A zero matrix stays zero, because `eps` is added to its norm. All matrices are independent of each other."""
+    """Matrices (..., r, c) with the singular vectors of G and singular values near 1, in `dtype`, the working format of
+    every product; the norm and the division by it are fp32 at least and rounded once. A zero matrix stays zero."""
     X = normalised(G, dtype, norm_of, maps, eps).reshape(-1, *G.shape[-2:])  # bmm wants exactly one batch dimension
     tall = G.shape[-2] > G.shape[-1]
     X = X.mT if tall else X

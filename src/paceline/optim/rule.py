@@ -4,7 +4,7 @@
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,7 @@ Orthogonalise = Callable[[Tensor], Tensor]
 """Directions (n, r, c) to orthogonal factors (n, r, c), each matrix independent of the others."""
 ShareWork = Callable[[Orthogonalise, list[Tensor], Sequence[Any]], Iterable[Tensor]]
 """Decides which process orthogonalises which matrices, given the direction of every stack as its momentum is laid out.
-The work is done when it returns; the result of a stack, in the same layout, may still be on its way until it is
-taken."""
+The result of a stack, in the same layout, may still be on its way until it is taken."""
 
 
 def all_here(orthogonalise: Orthogonalise, directions: list[Tensor], _: Sequence[Any]) -> list[Tensor]:
@@ -33,8 +32,7 @@ class RuleContext:
 
     orthogonalise: Orthogonalise
     muon: MuonConfig = field(default_factory=MuonConfig)
-    parts: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Parameters that are several matrices stacked in rows, with the rows of each."""
+    parts: Mapping[str, Sequence[int]] = field(default_factory=dict)  # rows of each matrix stacked in a parameter
     share_work: ShareWork = all_here
     sync: ParamSync = field(default_factory=ParamSync)
 
@@ -91,21 +89,16 @@ class Rule(Protocol):
     def __init__(self, group: ParamGroup, params: Mapping[str, nn.Parameter], context: RuleContext) -> None: ...
 
     def start(self, event: Event) -> Callable[[], None]:
-        """Do the work that needs gradients; the function returned completes the update. In between, other groups work
-        and what processes send each other travels."""
+        """Do the work that needs gradients; the function returned completes the update, after other groups' work."""
 
     def state(self) -> dict[str, Slot]:
         """Every slot by its name in a checkpoint."""
 
 
 def find_rule(name: str) -> type[Rule]:
-    """Of a plug-in, or the class `Rule` of the module `optim/rules/<name>.py`; `settings.groups` refuses names without
-    one."""
-    brought: type[Rule] | None = plugins.find("rules", name)
-    if brought is not None:
-        return brought
-    found: type[Rule] = importlib.import_module(f"paceline.optim.rules.{name}").Rule
-    return found
+    """Of a plug-in, or of `optim/rules/<name>.py`; `settings.groups` refuses names without one."""
+    found: type[Rule] | None = plugins.find("rules", name)
+    return found or cast(type[Rule], importlib.import_module(f"paceline.optim.rules.{name}").Rule)
 
 
 def no_more() -> None:

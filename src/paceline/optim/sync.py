@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 
 class ParamSync:
-    """Where the optimizer asks; the answers here are those of a single process, which keeps all rows and waits for
-    nobody. A shared parameter is known by itself."""
+    """The answers here are those of a single process, which keeps all rows and waits for nobody."""
 
     def await_gradients(self) -> None:
         """Return when every deferred `.grad` is the sum over all processes. Again in the same step, at once."""

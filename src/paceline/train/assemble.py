@@ -1,5 +1,4 @@
-"""From a RunConfig to the parts of a run, in order; each line's place has a reason. `parallel/memory_fit.py` chooses
-how a step is cut so that it fits into memory; here that is carried out."""
+"""From a RunConfig to the parts of a run, in order; each line's place has a reason."""
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -45,8 +44,8 @@ class Assembly:
     tokenizer: Tokenizer | None  # None: not available here, so no text and no bits per byte
     model: GPT
     forward: nn.Module
-    """The model, compiled if asked for: (tokens, targets, windows) -> `Losses`. No other rank is involved, unless a
-    forward pass is collective (`ParallelConfig.collective_forward`)."""
+    """The model, compiled if asked for: (tokens, targets, windows) -> `Losses`, without other ranks, unless
+    `ParallelConfig.collective_forward`."""
     optimizer: Optimizer
     ranks: Ranks
     sync: "EmbeddingSync | FsdpSync"  # the parameters whose gradients ranks add up apart from the rest
@@ -88,7 +87,6 @@ def assemble_to_fit(
 
 
 def _assembled(config: RunConfig, machine: Machine, ranks: Ranks, fit: Fit) -> Assembly:
-    """The run by a plan."""
     plan, head = fit.plan, machine.backends.lm_head
     if head.name != plan.lm_head:
         head = Choice(name=plan.lm_head, reason="the logits of all tokens would not fit")
@@ -199,8 +197,7 @@ def _on_device(
 
 
 def _tokenizer(data: Dataset, machine: Machine) -> tuple[Tokenizer | None, Machine]:
-    """Training needs only ids, so a tokenizer that is not available costs the text and the bits per byte, not the
-    run."""
+    """One that is not available costs the text and the bits per byte, not the run."""
     try:
         return data.tokenizer(), machine
     except PacelineError as error:

@@ -2,13 +2,9 @@
 
 Found on the device: a norm per gradient, and of these one vector of flags that ranks add up together with the loss, so
 that all of them skip the same step. The optimizer reads the verdict where it lies; the host learns it when a copy has
-arrived, and never waits. Skipped steps are steps: schedule and data go on. After `bad_steps.limit` of them in a row
-the run stops, its weights as they were before the first of them, and `bad_step_report` looks for the tensor and the
-data.
-
-A healthy run has the bits of one that skips nothing. It costs one pass over the gradients, one over a copy of Muon's,
-and some twenty operations on single numbers. Skipping by loss is off unless asked for: it would change what a preset
-does.
+arrived, and never waits. Schedule and data go on. After `bad_steps.limit` skipped steps in a row the run stops, its
+weights as they were before the first of them, and `bad_step_report` looks for the tensor and the data. A healthy run
+has the bits of one that skips nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,8 +30,7 @@ and its loss; mean and variance of good losses, and how many there were."""
 
 
 class BadSteps(Hook):
-    """Judges every step of a launch, reports those that are skipped, and ends a run in which too many follow each
-    other. `parameters` by name, of which those of `late` are added up by themselves, and those in `rows` have row
+    """`parameters` by name, of which those of `late` are added up by themselves, and those in `rows` have row
     gradients."""
 
     name = "bad_steps"
@@ -52,11 +47,11 @@ class BadSteps(Hook):
         apart = {id(param) for param in late.params} if ranks.world > 1 else set()
         self._late = {name: param for name, param in parameters.items() if id(param) in apart}
         self._others = {name: param for name, param in parameters.items() if id(param) not in apart}
-        self._of_late: Tensor | None = None
+        self._late_flags: Tensor | None = None
         self._names: list[str] = []
         """Of the gradients behind the flags, in their order. A parameter that never has one has no place there."""
         if config.skip:
-            late.before_sums = self._look_at_late  # afterwards they are on their way, and may not be read
+            late.before_sums = self._flag_late  # afterwards they are on their way, and may not be read
         device = next(iter(parameters.values())).device
         self._state = torch.zeros(8, dtype=torch.float64, device=device)
         self._copy: tuple[Tensor, Callable[[], bool]] | None = None
@@ -66,17 +61,19 @@ class BadSteps(Hook):
     def judge(self, step: int, losses: Tensor) -> tuple[Tensor, Tensor]:
         """The mean losses of the global batch from this rank's share of them, (1 + terms,), and whether to skip the
         step, 0-D bool: both still on the device. Gradients are where the backward pass has left them."""
-        flags = [_flags(self._others), *([] if self._of_late is None else [self._of_late])]
+        flags = [_flags(self._others), *([] if self._late_flags is None else [self._late_flags])]
         self._names = [*_with_gradient(self._others), *_with_gradient(self._late), *self._rows]
         if self._rows:
-            flags.append((~norms_of([rows.rows for rows in self._rows.values()]).isfinite()).float())
+            flags.append(_not_finite([rows.rows for rows in self._rows.values()]))
         found = self.ranks.sum_(torch.cat([losses, *flags]))
         losses, bad = found[: len(losses)], found[len(losses) :] > 0
         loss = losses[0]
         reasons = torch.cat([~losses.isfinite().all()[None], self._is_spike(loss)[None], bad])
         skip = reasons.any()
         self._state = self._updated(step, loss, skip, reasons.byte().argmax())
-        self._send()
+        self._receive()
+        if self._copy is None:  # else one is still on its way to the host
+            self._copy = copy_to_host(self._state)
         return losses, skip
 
     @property
@@ -138,9 +135,8 @@ class BadSteps(Hook):
     def _is_spike(self, loss: Tensor) -> Tensor:
         if self.config.spike is None:
             return torch.zeros_like(loss, dtype=torch.bool)
-        state = self._state
-        above = loss - state[MEAN] > self.config.spike * state[VARIANCE].sqrt()
-        return above & (state[SEEN] >= LEARNING_STEPS)
+        mean, variance, seen = self._state[MEAN:].unbind()
+        return (loss - mean > self.config.spike * variance.sqrt()) & (seen >= LEARNING_STEPS)
 
     def _updated(self, step: int, loss: Tensor, skip: Tensor, culprit: Tensor) -> Tensor:
         old = self._state
@@ -158,14 +154,8 @@ class BadSteps(Hook):
         off = loss - mean
         return [mean + weight * off, (1 - weight) * (variance + weight * off.square()), seen + 1]
 
-    def _look_at_late(self) -> None:
-        self._of_late = _flags(self._late) if self._late else None
-
-    def _send(self) -> None:
-        """Send a copy to the host, unless one is still on its way."""
-        self._receive()
-        if self._copy is None:
-            self._copy = copy_to_host(self._state)
+    def _flag_late(self) -> None:
+        self._late_flags = _flags(self._late) if self._late else None
 
     def _receive(self) -> None:
         if self._copy is not None and self._copy[1]():
@@ -179,5 +169,9 @@ def _with_gradient(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
 
 
 def _flags(parameters: Mapping[str, nn.Parameter]) -> Tensor:
-    """For each gradient 1.0 if anything in it is not finite, or so large that its norm is not; (n,) fp32."""
-    return (~norms_of([*_with_gradient(parameters).values()]).isfinite()).float()
+    return _not_finite([*_with_gradient(parameters).values()])
+
+
+def _not_finite(grads: list[Tensor]) -> Tensor:
+    """For each 1.0 if anything in it is not finite, or so large that its norm is not; (n,) fp32."""
+    return (~norms_of(grads).isfinite()).float()

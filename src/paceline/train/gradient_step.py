@@ -29,8 +29,7 @@ GUARDED_STEPS = 5  # steps of a launch in which compiled code still checks its i
 
 
 class GradientStep:
-    """What every step needs, set up once per launch; what changes comes with the step's settings. `stop` may end a
-    gradient that is being computed by a single process."""
+    """What every step needs, set up once per launch. `stop` may end a gradient that a single process computes."""
 
     def __init__(self, run: Assembly, stop: StopRequest) -> None:
         self.run, self.stop = run, stop
@@ -52,12 +51,12 @@ class GradientStep:
         """Put the step's windows and loss weights where the model reads them."""
         for place, window in zip(self.windows.unbind(), settings.windows.values(), strict=False):
             place.fill_(window)
+        for place, weight in zip(self.loss_weights.unbind(), settings.loss_weights, strict=True):
+            place.fill_(weight)
         if self.run.model.dropout is not None:
             from paceline.model.dropout import step_key
 
             self.run.model.dropout.step_key.fill_(step_key(self.run.config.seed, settings.step))
-        for place, weight in zip(self.loss_weights.unbind(), settings.loss_weights, strict=True):
-            place.fill_(weight)
 
     def take(self, settings: StepSettings, batch: DeviceBatch, *, measure: bool = False) -> Values:
         """Gradient and update, and what the step was like; `measure` asks for the diagnostics, too."""
@@ -92,15 +91,10 @@ class GradientStep:
             first = self.run.model.dropout.first_sequence
             compute = each_in_its_place(compute, first, place.run * share.sequences)
         with self._unguarded(), self.droppable():
+            here = (self.replica, batch, self.windows, self.loss_weights)
+            micro, padded = share.micro_sequences, config.data.align_documents
             losses = accumulate_gradient(
-                self.replica,
-                batch,
-                self.windows,
-                self.loss_weights,
-                micro_sequences=share.micro_sequences,
-                padded=config.data.align_documents,
-                ranks=ranks,
-                forward_backward=compute,
+                *here, micro_sequences=micro, padded=padded, ranks=ranks, forward_backward=compute
             )
         if config.bad_steps.skip:
             return self.bad_steps.judge(settings.step, losses)

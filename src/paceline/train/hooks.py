@@ -37,8 +37,6 @@ class SavedState:
 
 
 class MetricsHook(Hook):
-    """A line of metrics at every `metrics.every` steps."""
-
     def __init__(self, loop: Loop, deferred: DeferredMetrics) -> None:
         self._loop, self._deferred = loop, deferred
 
@@ -93,14 +91,12 @@ class EvaluationHook(Hook):
         """None: it was given up, because the run is to end."""
         loop, run, gradient = self._loop, self._loop.run, self._loop.gradient
         weights = self._shipped if settings.step == run.config.steps else contextlib.nullcontext
+        token_bytes = None if run.tokenizer is None else run.tokenizer.token_byte_lengths()
+        what = (run.forward, self._batches(), gradient.windows, token_bytes, run.ranks)
         with loop.meter.paused():
             self._deferred.flush()
             with weights(), gradient.droppable():
-                batches, device = self._batches(), run.machine.device
-                token_bytes = None if run.tokenizer is None else run.tokenizer.token_byte_lengths()
-                found = validate(
-                    run.forward, batches, gradient.windows, token_bytes, run.ranks, device=device, give_up=loop.stopping
-                )
+                found = validate(*what, device=run.machine.device, give_up=loop.stopping)
                 extra = self._mask_facts()
         if found is None:
             return None
@@ -149,8 +145,7 @@ class CheckpointHook(Hook):
 
     def settle_in(self) -> None:
         """Before the first step: no checkpoint that a later launch would take for this run's newest; and one to come
-        back to, of several ranks, which are not interrupted while they compile, and where the first weights came from
-        elsewhere."""
+        back to where several ranks compile, which cannot be interrupted, or the first weights came from elsewhere."""
         position, run = self._loop.position, self._loop.run
         if position.rewound:
             self.save(position.step)

@@ -1,11 +1,9 @@
 """Muon: momentum, then the nearest orthogonal matrix, then a step scaled by shape.
 
 Matrices of one shape form a stack (n, r, c) that moves as one batch; momentum lives in the stack, weights and gradients
-stay where the model has them and are gathered at each step (a copy of the gradients, small beside the products). A
-fused matrix enters as its parts, each a member of the stack of its own shape and scaled by that shape: it is then the
-same optimizer as for separate matrices. A matrix without a gradient counts as one whose gradient is zero, so that every
-rank and every step does the same work; with no momentum yet its update is zero. Where processes share parameters by
-rows, momentum and moves are of the rows that are kept here, and only `ShareWork` ever sees a whole matrix.
+stay where the model has them (a copy of the gradients at each step, small beside the products). A fused matrix enters
+as its parts, each a member of the stack of its own shape, so that it moves as separate matrices would. Where processes
+share parameters by rows, momentum and moves are of the rows kept here, and only `ShareWork` sees a whole matrix.
 """
 
 import math
@@ -28,9 +26,8 @@ FACTS = RuleFacts(matrices=True, fp32_slots=1, fp32_update=2, crossings=8.0, ort
 def nesterov_(
     momentum_buffer: Tensor, grads: Tensor, momentum: float | Tensor, *, form: Literal["sum", "average"]
 ) -> Tensor:
-    """Take the gradients into the momentum buffer, in place, and return the look-ahead direction U.
-
-    sum: b ← μb + G, U = G + μb. average: the same with (1-μ)G for G. `grads` has the buffer's shape and dtype."""
+    """Take the gradients into the momentum buffer b, in place, and return the look-ahead direction U. sum: b ← μb + G,
+    U = G + μb. average: the same with (1-μ)G for G."""
     fresh = grads if form == "sum" else grads * (1.0 - momentum)
     momentum_buffer.mul_(momentum).add_(fresh)
     return fresh + momentum_buffer * momentum
@@ -120,27 +117,23 @@ def evened(X: Tensor, power: Tensor, rate: float | Tensor) -> Tensor:
 
 
 class Rule:
-    """The matrices that Muon moves."""
-
     def __init__(self, group: ParamGroup, params: Mapping[str, nn.Parameter], context: RuleContext) -> None:
         self._context, self.config = context, context.muon
         members = {name: _members(name, p, context.parts.get(name, ()), context.sync) for name, p in params.items()}
         self.stacks = _stacks(member for group in members.values() for member in group)
-        slot_of = dict(
-            pair for stack in self.stacks for pair in zip(stack.members, stack.by_member(stack.momentum), strict=True)
-        )
+        slot_of = dict[Member, Tensor]()
+        for stack in self.stacks:
+            slot_of |= zip(stack.members, stack.by_member(stack.momentum), strict=True)
         self._slots = {
             name: Slot([slot_of[member] for member in group], params[name], context.sync.rows(params[name]))
             for name, group in members.items()
         }
         self.powers = [None if self.config.row_beta2 is None else _power(stack) for stack in self.stacks]
         named = {member: f"{name}.{n}" for name, group in members.items() for n, member in enumerate(group)}
-        self._powers = {
-            named[member]: of_one
-            for stack, power in zip(self.stacks, self.powers, strict=True)
-            if power is not None
-            for member, of_one in zip(stack.members, power, strict=True)
-        }
+        self._powers = dict[str, Tensor]()
+        for stack, power in zip(self.stacks, self.powers, strict=True):
+            if power is not None:
+                self._powers |= {named[member]: its for member, its in zip(stack.members, power, strict=True)}
 
     def start(self, event: Event) -> Callable[[], None]:
         """A skipped step is one with no gradient, a momentum of 1 and a rate of 0: nothing changes, by the same work.
