@@ -30,7 +30,7 @@ from paceline.train import bad_step_report, gradient_step
 from paceline.train.bad_step_report import first_not_finite
 from paceline.train.bad_steps import LEARNING_STEPS, BadSteps
 from paceline.train.gradient_step import accumulate_gradient
-from paceline.train.run import resume_run
+from paceline.train.run import Options, resume_run
 from train.tiny import losses, run, tiny_config, weights
 
 Spoil = Callable[[GPT, Tensor], Tensor]
@@ -171,7 +171,7 @@ def test_a_rewind_goes_back_and_leaves_the_data_out(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(gradient_step, "accumulate_gradient", note)
         cut = replace(config, train=replace(config.train, stop_after=1))
-        resume_run(cut, folder, rewind=4)
+        resume_run(cut, folder, options=Options(rewind=4))
         assert [path.name for path in folder.checkpoints()] == ["step_000004", "step_000005"]
         done = resume_run(config, folder)  # the next launch knows of it
     assert done.card.finished

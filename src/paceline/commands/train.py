@@ -171,8 +171,8 @@ def _start(arguments: TrainArgs) -> tuple[RunFolder, "Finished"]:
     with new_run(name, arguments.out, launch=launch) if ranks.is_main else elsewhere as folder:
         if (where := arguments.config.data.dir) != BUILTIN:
             check_folder(Path(where))  # before ranks compare settings, which follow the data
-        config, again, options = arguments.config, launch is not None, Options(init_from=arguments.init_from)
-        return folder, start_run(config, folder, preset=preset(name), ranks=ranks, again=again, options=options)
+        options = Options(preset=preset(name), init_from=arguments.init_from, again=launch is not None)
+        return folder, start_run(arguments.config, folder, ranks, options)
 
 
 def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finished"]:
@@ -203,9 +203,8 @@ def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finish
             raise ConfigError(
                 f"--init-from {arguments.init_from}: {folder.path} has begun; start a new run, or --restart"
             )
-        options = Options(init_from=arguments.init_from, allow_other_data=arguments.allow_other_data)
-        base, rewind, restart = preset(config.preset), arguments.rewind, arguments.restart
-        return folder, resume_run(config, folder, ranks, preset=base, rewind=rewind, restart=restart, options=options)
+        same = {name: getattr(arguments, name) for name in ("init_from", "rewind", "restart", "allow_other_data")}
+        return folder, resume_run(config, folder, ranks, Options(preset=preset(config.preset), **same))
 
 
 def _conclude(folder: RunFolder, done: "Finished", *, finish: bool) -> None:

@@ -13,7 +13,7 @@ from paceline.core.output import tell
 from paceline.core.random_states import of_rank, set_random_states
 from paceline.core.schema import from_dict, read_json, to_dict
 from paceline.data.batches import Cursor, check_data, position_after_steps
-from paceline.metrics.card import REWOUND, RunCard, card_diff, read_card
+from paceline.metrics.card import REWOUND, RunCard, read_card
 from paceline.metrics.meter import MeterState
 from paceline.metrics.metrics_file import Metrics
 from paceline.metrics.recovery import readable, rebuild
@@ -107,7 +107,7 @@ def go_on(launch: Launch, found: Found) -> Finished:
     if position.rewound:
         notes.append(f"{REWOUND} {position.cursor.position:,}, after all that was read before")
     card = card or first_card(launch, run, fit)
-    card = replace(card, diff=card_diff(launch.preset, launch.config))
+    card = replace(card, diff=launch.diff)
     if plan_of(card.fit) != fit.plan:
         notes.append(f"cut otherwise than before: {fit}")
         card = replace(card, fit=asdict(fit.plan))

@@ -15,7 +15,7 @@ from paceline.core.files import make_room, write_json
 from paceline.core.output import tell
 from paceline.core.schema import flatten, to_dict
 from paceline.core.signals import StopRequest, stop_on_signals
-from paceline.metrics.card import InitFrom, RunCard, card_diff, judged, now, write_card
+from paceline.metrics.card import FieldChange, InitFrom, RunCard, card_diff, judged, now, write_card
 from paceline.metrics.console import ConsoleSink
 from paceline.metrics.deferred import DeferredMetrics
 from paceline.metrics.flops import mean_flops_per_token, utilisation
@@ -53,7 +53,11 @@ class Finished:
 class Options:
     """What a launch may be given beside the config."""
 
+    preset: RunConfig | None = None  # what the card's diff is taken against; None: the config itself
     init_from: str | None = None  # the run or export whose weights a run begins with
+    again: bool = False  # a launch that restarts itself may have filled the folder before: then go on from there
+    rewind: int | None = None  # resume at this step or before, with the data that come after all that was read
+    restart: bool = False  # begin anew in the run's folder, with what is there set aside
     allow_other_data: bool = False  # resume on data of another fingerprint; the card then has both
     on_metrics: OnMetrics | None = None  # rank-0 callback that replaces console output
     on_step: "tuple[OnStep, Container[int] | None] | None" = None  # called between steps, and at which; None: at all
@@ -65,73 +69,57 @@ PLAIN = Options()
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launch was given, and where it runs."""
-
     config: RunConfig  # as it was asked for
     resolved: RunConfig  # as this machine can carry it out
     machine: Machine
     folder: RunFolder
-    preset: RunConfig  # what the card's diff is taken against
     ranks: Ranks
     stop: StopRequest
     options: Options
 
+    @property
+    def diff(self) -> tuple[FieldChange, ...]:
+        return card_diff(self.options.preset or self.config, self.config)
+
 
 def start_run(
-    config: RunConfig,
-    folder: RunFolder,
-    *,
-    preset: RunConfig,
-    ranks: Ranks = SINGLE_PROCESS,
-    again: bool = False,
-    options: Options = PLAIN,
+    config: RunConfig, folder: RunFolder, ranks: Ranks = SINGLE_PROCESS, options: Options = PLAIN
 ) -> Finished:
-    """Train from step 0. `preset` is what the card's diff is taken against. `folder` is rank 0's. `again`: a launch
-    that restarts itself may have filled it before; then go on from what it has saved, if anything."""
-    with _launched(config, folder, preset, ranks, options) as launch:
-        return _go_on_or_begin(launch) if again else begin(launch)
+    """Train from step 0. `folder` is rank 0's."""
+    with _launched(config, folder, ranks, options) as launch:
+        return _go_on_or_begin(launch) if options.again else begin(launch)
 
 
 def resume_run(
-    config: RunConfig,
-    folder: RunFolder,
-    ranks: Ranks = SINGLE_PROCESS,
-    *,
-    preset: RunConfig | None = None,
-    rewind: int | None = None,
-    restart: bool = False,
-    options: Options = PLAIN,
+    config: RunConfig, folder: RunFolder, ranks: Ranks = SINGLE_PROCESS, options: Options = PLAIN
 ) -> Finished:
     """Go on from the newest good checkpoint of a run, as if it had not stopped; from the start, if it was stopped
-    before its first. `rewind`: from the newest of this step or before, and with the data that come after all that the
-    run has read. `restart`: from the start in any case, with what is there set aside."""
-    with _launched(config, folder, preset or config, ranks, options) as launch:
-        if restart:
+    before its first, or that is asked for."""
+    with _launched(config, folder, ranks, options) as launch:
+        if options.restart:
             from paceline.train.restart import set_aside
 
             return begin(launch, lambda: set_aside(launch))
-        return _go_on_or_begin(launch, rewind)
+        return _go_on_or_begin(launch)
 
 
-def _go_on_or_begin(launch: Launch, rewind: int | None = None) -> Finished:
+def _go_on_or_begin(launch: Launch) -> Finished:
     """Every rank reads the checkpoint from rank 0's folder."""
     from paceline.train.resume import find, first_position, go_on
 
-    folder, found = launch.ranks.from_first(lambda: (launch.folder, find(launch.folder, rewind)))
+    folder, found = launch.ranks.from_first(lambda: (launch.folder, find(launch.folder, launch.options.rewind)))
     launch = replace(launch, folder=folder)
     return begin(launch, lambda: first_position(folder)) if found is None else go_on(launch, found)
 
 
 @contextmanager
-def _launched(
-    config: RunConfig, folder: RunFolder, preset: RunConfig, ranks: Ranks, options: Options
-) -> Iterator[Launch]:
+def _launched(config: RunConfig, folder: RunFolder, ranks: Ranks, options: Options) -> Iterator[Launch]:
     """Joins the ranks, honours signals, and reports a full disk in one line."""
     check_installed(config.metrics)
     resolved, machine = inspect_machine(config, ranks)
     with joined(ranks, machine.device, agreed_facts(config), config.parallel), stop_on_signals() as stop:
         try:
-            yield Launch(config, resolved, machine, folder, preset, ranks, stop, options)
+            yield Launch(config, resolved, machine, folder, ranks, stop, options)
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise
@@ -158,10 +146,8 @@ def begin(launch: Launch, before: Callable[[], Position] = lambda: BEGINNING) ->
     if began is not None and (origin is None or origin.fingerprint != began.fingerprint):
         cure = "name the same ones by --init-from, or start a new run"
         raise ConfigError(f"{launch.folder.path}: it begins with the weights of {began}, and has no checkpoint; {cure}")
-    history = replace(
-        position.history, data=(data.train.fingerprint,), val_data=(data.val.fingerprint,), init_from=origin
-    )
-    position = replace(position, history=history)
+    fingerprints = {"data": (data.train.fingerprint,), "val_data": (data.val.fingerprint,)}
+    position = replace(position, history=replace(position.history, **fingerprints, init_from=origin))
     if launch.ranks.is_main:
         told = [str(fit)] if launch.options.on_metrics is None and fit.key is not None else []
         for line in (*run.machine.lacks, *notes, *told):
@@ -170,7 +156,7 @@ def begin(launch: Launch, before: Callable[[], Position] = lambda: BEGINNING) ->
         if run.tokenizer is not None:
             run.tokenizer.save(launch.folder.path)
         clocks = position.clocks or MeterState()
-        state = SavedState(cursor=position.cursor, metrics_bytes=0, clocks=clocks, history=history)
+        state = SavedState(cursor=position.cursor, metrics_bytes=0, clocks=clocks, history=position.history)
         write_json(launch.folder.beginning, to_dict(state))
     card = first_card(launch, run, fit)
     return train(launch, run, fit, replace(card, notes=(*card.notes, *notes)), position)
@@ -190,15 +176,9 @@ def _assembled(launch: Launch) -> tuple[Assembly, Fit, InitFrom | None, tuple[st
 def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Position) -> Finished:
     """The loop with its hooks, from a position to the end, and the card that says how it went."""
     config, ranks, folder, history = run.config, run.ranks, launch.folder, position.history
-    card = replace(
-        card,
-        data_fingerprint=history.data[0],
-        other_data=(*history.data[1:], *history.val_data[1:]),
-        rewinds=history.rewinds,
-        restarts=history.restarts,
-        init_from=history.init_from,
-        extended=history.extended,
-    )
+    same = {name: getattr(history, name) for name in ("rewinds", "restarts", "init_from", "extended")}
+    other_data = (*history.data[1:], *history.val_data[1:])
+    card = replace(card, data_fingerprint=history.data[0], other_data=other_data, **same)
     wait, age_s = torch.cuda.synchronize if run.machine.device.type == "cuda" else lambda: None, launch.options.age()
     meter = Meter(untimed_steps=config.train.untimed_steps, resumed=position.clocks, already_s=age_s, wait=wait)
     log = JsonlSink(folder.metrics, position=position.metrics_bytes) if ranks.is_main else None
@@ -215,11 +195,11 @@ def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Posi
     bad_steps = loop.gradient.bad_steps
     deferred = DeferredMetrics(sink)
     before = ranks.from_first(lambda: read_metrics(folder.path)[1] if position.metrics_bytes else [])
-    average = _averages(run)
+    average, on_step = _optional_hooks(launch, loop)
     shipped = average[0].shipped if average else nullcontext
     evaluation = EvaluationHook(loop, deferred, sink, before, lambda found: write(judged(card, found, meter)), shipped)
     checkpoints = CheckpointHook(loop, folder, deferred, log, to_dict(launch.config), evaluation.evaluations)
-    loop.hooks = (*average, MetricsHook(loop, deferred), evaluation, *_looking(launch, loop), bad_steps, checkpoints)
+    loop.hooks = (*average, MetricsHook(loop, deferred), evaluation, *on_step, bad_steps, checkpoints)
     for hook in loop.hooks:
         if state := position.states.get(hook.name, {}):
             from paceline.checkpoint.store import check_fits
@@ -254,20 +234,17 @@ def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Posi
     return Finished(left, run, 0 if card.finished else launch.stop.exit_code)
 
 
-def _averages(run: Assembly) -> "list[AverageHook]":
-    if not run.config.optim.average.on:
-        return []
-    from paceline.train.average import AverageHook
+def _optional_hooks(launch: Launch, loop: Loop) -> "tuple[list[AverageHook], list[Hook]]":
+    average, on_step = list["AverageHook"](), list[Hook]()
+    if loop.run.config.optim.average.on:
+        from paceline.train.average import AverageHook
 
-    return [AverageHook(run)]
+        average.append(AverageHook(loop.run))
+    if launch.options.on_step is not None:
+        from paceline.train.on_step import OnStepHook
 
-
-def _looking(launch: Launch, loop: Loop) -> list[Hook]:
-    if launch.options.on_step is None:
-        return []
-    from paceline.train.on_step import OnStepHook
-
-    return [OnStepHook(loop, *launch.options.on_step)]
+        on_step.append(OnStepHook(loop, *launch.options.on_step))
+    return average, on_step
 
 
 def _sinks(launch: Launch, log: JsonlSink | None, card: RunCard, start: int) -> FanOut:
@@ -296,7 +273,7 @@ def first_card(launch: Launch, run: Assembly, fit: Fit) -> RunCard:
         tokens=0,
         parameters=sum(parameter.numel() for parameter in run.model.parameters()),
         data_fingerprint=run.data.train.fingerprint,
-        diff=card_diff(launch.preset, config),
+        diff=launch.diff,
         plugins=config.plugins,
         code_version=code_version(),
         environment=environment(),
