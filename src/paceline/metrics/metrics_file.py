@@ -1,8 +1,7 @@
 """What is known after a step and after a validation, as one line of JSON each, and how those lines are read back.
 
-`metrics.jsonl` is the only place where a run's curves are kept; every other tracker gets the same two records. A value
-that is not finite is written as null, because JSON has no word for it and a diverged run must still be readable. A
-crash can tear the last line and no other, so reading forgives bytes after the last newline and nothing else.
+`metrics.jsonl` is the only place where a run's curves are kept. A value that is not finite is written as null, because
+JSON has no word for it. A crash can tear the last line and no other, so reading forgives bytes after the last newline.
 """
 
 import json
@@ -104,14 +103,10 @@ def read_metrics(folder: Path) -> tuple[list[StepMetrics], list[EvalMetrics]]:
             whole_lines = read_rest(file).split(b"\n")[:-1]  # after the last newline: nothing, or a torn line
     except OSError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror}); give the folder of a run") from None
-    steps, evaluations = [], []
+    found = list[Metrics]()
     for number, line in enumerate(whole_lines, start=1):
         try:
-            metrics = from_line(line.decode("utf-8"))
+            found.append(from_line(line.decode("utf-8")))
         except (ValueError, RecursionError, ConfigError) as error:
             raise RunError(f"{path}, line {number}: not a record ({error}); the file is damaged") from None
-        if isinstance(metrics, StepMetrics):
-            steps.append(metrics)
-        else:
-            evaluations.append(metrics)
-    return steps, evaluations
+    return [m for m in found if isinstance(m, StepMetrics)], [m for m in found if isinstance(m, EvalMetrics)]

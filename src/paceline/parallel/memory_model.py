@@ -2,11 +2,10 @@
 
 The peak is the largest of three moments on top of what is always there: at the lm_head, in the backward pass of a block
 (under recomputation with its activations), and in the update. Weights and slots come from the model's description and
-the rules of its groups, what an operation keeps from its back end (`backends/`). Compiled code computes pointwise
-results again. Found: within 2 % of what autograd keeps, uncompiled, and 0 to 5 % off peaks on an H200, compiled; no
-peak under FSDP was measured yet. Not included: the allocator's holes and the driver's own memory, for which the caller
-leaves a margin, and 1.0 to 1.4 GiB of a process on a CPU (record 18 at a quarter: 4.0 GiB resident for 3.1, 2.1 for 0.7
-with recomputed blocks): libraries, the start of the weights, memory not given back.
+the rules of its groups, what an operation keeps from its back end (`backends/`). Found: within 2 % of what autograd
+keeps, uncompiled, and 0 to 5 % off peaks on an H200, compiled; no peak under FSDP was measured yet. Not included: the
+allocator's holes and the driver's own memory, for which the caller leaves a margin, and 1.0 to 1.4 GiB of libraries and
+memory not given back of a process on a CPU (record 18 at a quarter: 4.0 GiB resident for 3.1).
 """
 
 import math
@@ -23,8 +22,7 @@ from paceline.settings.run import RunConfig
 from paceline.settings.spec import DTYPE_BYTES, describe
 
 FP32 = 4
-KEEPING: tuple[Operation, ...] = ("attention", "qkv", "mlp", "lm_head")
-"""Operations whose back ends decide how much memory a step takes."""
+KEEPING: tuple[Operation, ...] = ("attention", "qkv", "mlp", "lm_head")  # their back ends decide what a step keeps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,6 @@
 """What bad numbers came from, once a run has stopped because of them: the step, the data and the first tensor that is
-not finite. The weights are still those with which it happened, so the forward pass is simply made again, sequence by
-sequence, by every rank alike, since some may not be able to make one alone; it takes as long as a validation of one
-batch."""
+not finite. The weights are still those with which it happened, so the forward pass is made again, sequence by sequence,
+by every rank alike, since some may not be able to make one alone."""
 
 from functools import partial
 from typing import Any
@@ -32,10 +31,8 @@ def bad_step_report(loop: Loop, bad_steps: BadSteps) -> str:
     places, tensor = spans, ""
     if (found := _search(loop, spans)) is not None:
         places, tensor = spans[found[0] : found[0] + 1], f"; first wrong in the forward pass: {found[1]}"
-    return (
-        f"stopped after {bad_steps.config.limit} skipped steps in a row; at step {step + 1} {bad_steps.reason}{tensor}"
-        f"; data: {_places(names, places, c.batch.sequence_tokens)}"
-    )
+    what = f"skipped steps in a row; at step {step + 1} {bad_steps.reason}{tensor}"
+    return f"stopped after {bad_steps.config.limit} {what}; data: {_places(names, places, c.batch.sequence_tokens)}"
 
 
 def _places(names: list[str], spans: np.ndarray, length: int) -> str:

@@ -1,11 +1,10 @@
 """What `metrics.diagnostics` adds to a line of metrics. Off, none of this is called and the model is the same.
 
 Gradient: its norm before clipping, and how much of it is noise, by how the micro-batches differ. Update: its norm
-over that of the weights, per class. Model: the largest attention score and the largest logit before the cap, both exact
-maxima, found by a forward pass of their own through the model's seams, so that the graph that trains stays as it is.
-CUDA: memory allocated and reserved. Everything is a 0-D tensor on the device until its record is written.
-A measured step costs that pass over at most 65,536 tokens, a norm of every gradient of every micro-batch, and a copy of
-the weights; `metrics.every` decides how often. Every rank measures, and the figures are those of the global batch.
+over that of the weights, per class. Model: the largest attention score and the largest logit before the cap, exact
+maxima, by a forward pass of their own through the model's seams. CUDA: memory allocated and reserved. A measured step
+costs that pass over at most 65,536 tokens, a norm of every gradient of every micro-batch, and a copy of the weights.
+Every rank measures, and the figures are those of the global batch.
 """
 
 import copy
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
     from paceline.train.gradient_step import GradientStep
 
 OBSERVED_TOKENS = 65_536
-"""Tokens from the start of a batch that the extra pass looks at, in whole sequences: one GPU's micro-batch of the
-records, so that it takes a small part of their step. The same for any micro-batch and any number of ranks."""
+"""From the start of a batch, in whole sequences, for the extra pass: one GPU's micro-batch of the records."""
 QUERIES = 128  # queries whose scores exist at once
 CHUNK_LOGITS = 1 << 22  # logits that exist at once: 16 MB of fp32
 
@@ -52,8 +50,7 @@ def measured_step(step: "GradientStep", settings: StepSettings, batch: DeviceBat
 
 
 class MicroGradients:
-    """While entered, looks at what each backward pass adds to every `.grad`, before it joins the sum and before ranks
-    exchange anything: the gradient of one micro-batch."""
+    """While entered, looks at what each backward pass adds to every `.grad`: the gradient of one micro-batch."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]

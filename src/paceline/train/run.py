@@ -97,7 +97,7 @@ def resume_run(
     before its first, or that is asked for."""
     with _launched(config, folder, ranks, options) as launch:
         if options.restart:
-            from paceline.train.restart import set_aside
+            from paceline.train.resume import set_aside
 
             return begin(launch, lambda: set_aside(launch))
         return _go_on_or_begin(launch)

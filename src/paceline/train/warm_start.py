@@ -1,14 +1,13 @@
 """A run that begins with the weights of another (`--init-from`): which, whether they fit, and how they are filled in.
 
-Weights only: the optimizer, the schedule and the data begin anew. Every rank reads them by itself and keeps its rows;
-their hash, of the bits that the run starts with, is compared between ranks and goes into checkpoints and onto the card.
+Every rank reads the weights by itself and keeps its rows; their hash, of the bits that the run starts with, is compared
+between ranks and goes into checkpoints and onto the card.
 """
 
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from paceline.core.schema import changes
 from paceline.evaluate.export.reading import exported_model, is_export, read_export, same_tokenizer
 from paceline.evaluate.load import read_saved
 from paceline.metrics.card import InitFrom
-from paceline.parallel.embedding_sync import rows_of
+from paceline.parallel.embedding_sync import put_rows
 from paceline.settings.model import ModelConfig
 from paceline.settings.run import RunConfig
 from paceline.settings.spec import describe
@@ -103,14 +102,6 @@ def fill(run: Assembly, initial: InitialWeights) -> tuple[str, ...]:
         raise ConfigError(f"--init-from {initial.origin.name}: {why}; use data made with its own (data prepare)")
     with torch.no_grad():
         for name, parameter in run.model.named_parameters():
-            _put(parameter.detach(), initial.weights[name])
+            put_rows(parameter.detach(), initial.weights[name])
     unsure = () if same else (f"the tokenizer of {initial.origin.name} could not be compared",)
     return (f"begins with the weights of {initial.origin}", *initial.notes, *unsure)
-
-
-def _put(target: Any, whole: Tensor) -> None:
-    if not hasattr(target, "to_local"):
-        target.copy_(whole)
-        return
-    mesh = target.device_mesh
-    target.to_local().copy_(whole[rows_of(mesh.get_local_rank(), mesh.size(), len(target))])
