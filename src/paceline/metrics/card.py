@@ -10,15 +10,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.core.environment import CodeVersion
+from paceline.core.environment import CodeVersion, code_version, environment
 from paceline.core.errors import ConfigError, RunError
 from paceline.core.files import write_json
 from paceline.core.lock import one_at_a_time
 from paceline.core.migrations import migrate_field
 from paceline.core.schema import changes, from_dict, read_json, to_dict
+from paceline.metrics.flops import mean_flops_per_token, utilisation
 from paceline.metrics.meter import Meter
 from paceline.metrics.metrics_file import EvalMetrics, finite
 from paceline.settings.plugins import PluginRef
+from paceline.settings.run import RunConfig
 
 CARD_FILE = "card.json"
 CARD_LOCK = ".card.lock"
@@ -177,7 +179,31 @@ def _listed(value: Any) -> Any:
     return [_listed(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def new_card(folder: Path, config: RunConfig, *, parameters: int, data_fingerprint: str, device: str) -> RunCard:
+    """Of a run that begins in this folder."""
+    return RunCard(
+        name=folder.resolve().name,
+        preset=config.preset,
+        track=config.track,
+        seed=config.seed,
+        finished=False,
+        steps=config.steps,
+        steps_done=0,
+        tokens=0,
+        parameters=parameters,
+        data_fingerprint=data_fingerprint,
+        plugins=config.plugins,
+        code_version=code_version(),
+        environment=environment(),
+        started=now(),
+        device=device,
+    )
+
+
 def judged(card: RunCard, found: list[EvalMetrics], meter: Meter) -> RunCard:
+    """With the validations so far."""
+    if not found:
+        return card
     newest = found[-1]
     return replace(
         card,
@@ -188,6 +214,24 @@ def judged(card: RunCard, found: list[EvalMetrics], meter: Meter) -> RunCard:
         train_s=meter.train_s,
         wall_s=meter.wall_s,
         losses=tuple((e.step, e.val_loss, e.val_bpb, e.train_s, e.wall_s) for e in found),
+    )
+
+
+def ended(card: RunCard, config: RunConfig, meter: Meter, *, step: int, tokens: int) -> RunCard:
+    """Of a launch that came to this step."""
+    rate, gpu = meter.mean_tokens_per_s, str(card.environment.get("gpu", "")) or None
+    return replace(
+        card,
+        finished=step == config.steps,
+        steps_done=step,
+        tokens=tokens,
+        train_s=meter.train_s,
+        wall_s=meter.wall_s,
+        startup_s=meter.startup_s,
+        first_steps_s=meter.first_steps_s,
+        tokens_per_s=rate,
+        mfu=utilisation(mean_flops_per_token(config), rate, gpu, gpus=card.ranks),
+        ended=now(),
     )
 
 

@@ -94,14 +94,6 @@ class Optimizer:
             else:
                 pending.add_(fresh if skip is None else fresh.masked_fill(skip, 0.0))
 
-    @torch.no_grad()
-    def measured_step(self, settings: Mapping[str, GroupSettings], *, skip: Tensor | None = None) -> dict[str, Tensor]:
-        """`step`, and for each group the norm of its update over that of its weights after it, as fp32 0-D tensors: 1
-        for a group that starts at 0, 0 for one at rest there. Costs a copy of all weights."""
-        before = {group: [param.clone() for param in named.values()] for group, named in self.groups.items()}
-        self.step(settings, skip=skip)
-        return {group: _ratio(before[group], list(named.values())) for group, named in self.groups.items()}
-
     def zero_grad(self) -> None:
         """None, not zeros: the first micro-batch then writes its gradient and need not add it."""
         for param in self._all_params():
@@ -164,11 +156,6 @@ class Optimizer:
 
     def _all_params(self) -> list[nn.Parameter]:
         return [param for named in self.groups.values() for param in named.values()]
-
-
-def _ratio(before: list[Tensor], after: list[Tensor]) -> Tensor:
-    update_norm = global_norm([new - old for new, old in zip(after, before, strict=True)])
-    return torch.where(update_norm > 0, update_norm / global_norm(after), 0.0)
 
 
 def newton_schulz(muon: MuonConfig, iteration: Iteration = orthogonalise, *, bf16_products: bool) -> Orthogonalise:

@@ -16,7 +16,7 @@ from paceline.kernels.row_gradients import RowGradients
 from paceline.model.gpt import GPT, Seams, run_plainly, run_recomputed
 from paceline.optim.optimizer import Optimizer, newton_schulz
 from paceline.optim.rule import RuleContext
-from paceline.parallel.batch_split import rank_batch, rank_slice
+from paceline.parallel.batch_split import RankSlice, rank_batch, rank_slice
 from paceline.parallel.embedding_sync import EmbeddingSync
 from paceline.parallel.machine import Machine, checked_groups, set_torch_switches
 from paceline.parallel.memory_fit import Fit, Limits, fit_memory
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Assembly:
-    """Everything a run consists of besides its folder and its clocks."""
+    """What a run consists of besides its folder and its clocks."""
 
     config: RunConfig
     machine: Machine
@@ -60,6 +60,11 @@ class Assembly:
         most = (self.micro_tokens or c.batch.micro_sequences * c.batch.sequence_tokens) // c.batch.sequence_tokens
         micro = next(n for n in range(min(most, share.sequences), 0, -1) if share.sequences % n == 0)
         return replace(share, micro_tokens=micro * share.sequence_tokens)
+
+    @property
+    def place(self) -> RankSlice:
+        """Which sequences of a batch this rank takes, and which slice of each."""
+        return rank_slice(self.ranks.rank, self.ranks.world, self.config.parallel.context_parallel)
 
     @property
     def largest_share(self) -> BatchConfig:
@@ -154,16 +159,14 @@ def assemble(
 
 
 def _compiled(model: GPT, config: RunConfig) -> nn.Module:
-    """Under FSDP blocks are compiled one by one, since a graph cannot hold the hooks between them. What earlier runs of
-    this process have compiled is dropped: dynamo keeps eight versions of a function and then refuses a ninth."""
     if not config.train.compile:
         return model
-    torch._dynamo.reset()
-    if config.parallel.fsdp:
-        for block in model.blocks:
-            block.compile(fullgraph=True, dynamic=False)
-        return model
-    return cast(nn.Module, torch.compile(model, fullgraph=True, dynamic=False))
+    torch._dynamo.reset()  # it keeps eight versions of a function, those of this process's earlier runs included
+    if not config.parallel.fsdp:
+        return cast(nn.Module, torch.compile(model, fullgraph=True, dynamic=False))
+    for block in model.blocks:  # one by one: a graph cannot hold the hooks between them
+        block.compile(fullgraph=True, dynamic=False)
+    return model
 
 
 def _row_gradients(
@@ -190,9 +193,9 @@ def _on_device(
         apply_fsdp(model, machine.device, whole)
         return FsdpSync(model, ranks, whole)
     model.to(machine.device)
-    tables = describe(config.model).tables  # their gradients ranks add up apart from the rest
-    groups = [named for group, named in model.parameter_groups().items() if group in tables]
-    apart = [param for named in groups for name, param in named.items() if name not in rows]
+    groups = model.parameter_groups()
+    tables = [named for group, named in groups.items() if group in describe(config.model).tables]
+    apart = [param for named in tables for name, param in named.items() if name not in rows]
     return EmbeddingSync(apart, ranks, sharded=config.parallel.zero1)
 
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from paceline.data.batches import spans_at, training_source
 from paceline.model.gpt import GPT
-from paceline.parallel.batch_split import rank_slice
 from paceline.parallel.embedding_sync import part_here
 from paceline.settings.schedule import schedule
 from paceline.train.bad_steps import BadSteps
@@ -46,9 +45,8 @@ def _search(loop: Loop, spans: np.ndarray) -> tuple[int, str] | None:
     """The first sequence of a batch whose forward pass is not finite, and the first tensor in it that is not."""
     run, c = loop.run, loop.run.config
     source = training_source(run.data.train, c.data)
-    place = rank_slice(run.ranks.rank, run.ranks.world, c.parallel.context_parallel)
     for number in range(len(spans)):
-        batch = place.cut(source.take(spans[number : number + 1], c.batch.sequence_tokens))
+        batch = run.place.cut(source.take(spans[number : number + 1], c.batch.sequence_tokens))
         tokens, targets = (torch.from_numpy(array).to(run.machine.device) for array in (batch.tokens, batch.targets))
         seen = run.ranks.to_first(first_not_finite(run.model, tokens, targets, loop.gradient.windows))
         if (name := run.ranks.from_first(partial(_first_of, seen))) is not None:

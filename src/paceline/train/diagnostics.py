@@ -8,7 +8,7 @@ Every rank measures, and the figures are those of the global batch.
 """
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,10 @@ from paceline.metrics.deferred import Values
 from paceline.model.attention import Attend, Plan, attention_of, plan_reference, reach_tokens
 from paceline.model.gpt import GPT
 from paceline.model.masks import MaskRule, allowed
+from paceline.optim.optimizer import Optimizer
+from paceline.optim.sync import global_norm
 from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
+from paceline.settings.groups import GroupSettings
 from paceline.settings.model import LayerConfig, ModelConfig
 from paceline.settings.schedule import StepSettings
 
@@ -45,8 +48,24 @@ def measured_step(step: "GradientStep", settings: StepSettings, batch: DeviceBat
     values["gradient_norm"] = norm = run.optimizer.gradient_norm()
     values["gradient_variance"] = variance = micro.variance(norm, run.ranks)
     values["noise_scale_tokens"] = noise_scale_tokens(norm, variance, tokens)
-    ratios = run.optimizer.measured_step(settings.groups, skip=skip)
+    ratios = update_ratios(run.optimizer, settings.groups, skip)
     return values | {f"update_ratio_{group}": ratio for group, ratio in ratios.items()} | memory(batch.tokens.device)
+
+
+@torch.no_grad()
+def update_ratios(
+    optimizer: Optimizer, settings: Mapping[str, GroupSettings], skip: Tensor | None = None
+) -> dict[str, Tensor]:
+    """A step of the optimizer, and for each group the norm of its update over that of its weights after it, as fp32 0-D
+    tensors: 1 for a group that starts at 0, 0 for one at rest there. Costs a copy of all weights."""
+    before = {group: [param.clone() for param in named.values()] for group, named in optimizer.groups.items()}
+    optimizer.step(settings, skip=skip)
+    found = dict[str, Tensor]()
+    for group, old in before.items():
+        after = list(optimizer.groups[group].values())
+        update = global_norm([new - was for new, was in zip(after, old, strict=True)])
+        found[group] = torch.where(update > 0, update / global_norm(after), 0.0)
+    return found
 
 
 class MicroGradients:

@@ -7,7 +7,6 @@ that of a micro-batch may be replayed as a CUDA graph, one for each shape.
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,6 @@ from paceline.data.feed import DeviceBatch
 from paceline.metrics.deferred import Values
 from paceline.model.loss import IGNORE_TARGET, Losses
 from paceline.model.masks import window_tensor
-from paceline.parallel.batch_split import rank_slice
 from paceline.parallel.gradients import Replica, exchange, replicate, zero_in_place_
 from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
 from paceline.settings.data import BatchConfig
@@ -87,9 +85,10 @@ class GradientStep:
         if self.graphs is not None:  # not to be dropped: a capture must be ended, and takes no longer than a step
             compute = self.graphs.of(batch, share.micro_sequences) or forward_backward
         if self.run.model.dropout is not None:
-            place = rank_slice(ranks.rank, ranks.world, config.parallel.context_parallel)
+            from paceline.model.dropout import each_in_its_place
+
             first = self.run.model.dropout.first_sequence
-            compute = each_in_its_place(compute, first, place.run * share.sequences)
+            compute = each_in_its_place(compute, first, self.run.place.run * share.sequences)
         with self._unguarded(), self.droppable():
             here = (self.replica, batch, self.windows, self.loss_weights)
             micro, padded = share.micro_sequences, config.data.align_documents
@@ -131,19 +130,6 @@ def forward_backward(
     terms = torch.stack(losses.terms) / counted
     (main + (weights * terms).sum()).backward()
     return torch.cat([main[None], terms]).detach()
-
-
-def each_in_its_place(compute: Callable[..., Tensor], first: Tensor, sequence: int) -> Callable[..., Tensor]:
-    """`compute` for one micro-batch after another, with the number of its first sequence in the global batch written
-    to `first`; dropout depends on it."""
-
-    def run(model: nn.Module, tokens: Tensor, *rest: Any) -> Tensor:
-        nonlocal sequence
-        first.fill_(sequence)
-        sequence += len(tokens)
-        return compute(model, tokens, *rest)
-
-    return run
 
 
 def accumulate_gradient(

@@ -20,7 +20,6 @@ from paceline.metrics.deferred import DeferredMetrics, Values
 from paceline.metrics.meter import MeterState
 from paceline.metrics.metrics_file import EvalMetrics, StepMetrics, finite
 from paceline.metrics.sinks import JsonlSink, Sink
-from paceline.parallel.batch_split import rank_slice
 from paceline.settings.schedule import StepSettings
 from paceline.train.loop import History, Hook, Loop, metrics_due
 
@@ -106,9 +105,8 @@ class EvaluationHook(Hook):
     def _batches(self) -> Iterator[Batch]:
         """This rank's; where a forward pass needs all ranks, padding takes the place of an empty one."""
         run = self._loop.run
-        c, share = run.config, run.largest_share
-        place = rank_slice(run.ranks.rank, run.ranks.world, c.parallel.context_parallel)
-        length, micro = c.batch.sequence_tokens, share.micro_sequences
+        c, place = run.config, run.place
+        length, micro = c.batch.sequence_tokens, run.largest_share.micro_sequences
         found = validation_batches(run.data.val, length, c.evaluate.tokens, micro, rank=place.run, world=place.runs)
         for batch in found:
             padded = not batch.targets.size and run.sync.forward_is_collective

@@ -18,7 +18,6 @@ from paceline.data.feed import DeviceBatch, feed
 from paceline.metrics.card import InitFrom
 from paceline.metrics.deferred import Values
 from paceline.metrics.meter import Meter, MeterState
-from paceline.parallel.batch_split import rank_slice
 from paceline.parallel.ranks import DeferredAny
 from paceline.settings.schedule import StepSettings, schedule, sequences_from, tokens_before
 from paceline.train.assemble import Assembly
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 class History:
     """What a run has behind it that its steps do not show. Kept in checkpoints and shown on the card."""
 
-    data: tuple[str, ...] = ()
-    """Fingerprints of the training data, in order; empty: written by a version that kept none."""
+    data: tuple[str, ...] = ()  # fingerprints of the training data, in order; empty in older versions' files
     val_data: tuple[str, ...] = ()  # the same of the validation data
     rewinds: int = 0
     restarts: int = 0
@@ -58,7 +56,7 @@ BEGINNING = Position()
 
 
 class Hook:
-    """Something that happens between steps; this one does nothing."""
+    """Between steps; this one does nothing."""
 
     name = ""  # of its group in every checkpoint; empty: it has no state
 
@@ -87,10 +85,8 @@ class Loop:
     ) -> None:
         self.run, self.gradient, self.meter, self.stop, self.position = run, gradient, meter, stop, position
         self.hooks: Sequence[Hook] = ()
-        self.cursor = position.cursor
-        """Where the data of the next step begin."""
-        self.recent: deque[tuple[int, Cursor]] = deque(maxlen=64)
-        """The last steps and where their data began."""
+        self.cursor = position.cursor  # where the data of the next step begin
+        self.recent: deque[tuple[int, Cursor]] = deque(maxlen=64)  # the last steps and where their data began
         self.any_rank = DeferredAny(run.ranks)
 
     def __call__(self) -> int:
@@ -136,7 +132,7 @@ def training_batches(
     """This rank's batches on its device, from a position on, each with the cursor after it; of so many sequences each,
     or as the schedule says."""
     c, sizes = run.config, sequences_from(run.config, position.step) if sizes is None else sizes
-    place = rank_slice(run.ranks.rank, run.ranks.world, c.parallel.context_parallel)
+    place = run.place
     source = batches(
         run.data.train, c.data, c.batch, sizes, seed=c.seed, start=position.cursor, rank=place.run, world=place.runs
     )

@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.checkpoint.run_folder import RunFolder
-from paceline.core.environment import code_digest, code_version, environment
+from paceline.core.environment import code_digest
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.files import make_room, write_json
 from paceline.core.output import tell
 from paceline.core.schema import flatten, to_dict
 from paceline.core.signals import StopRequest, stop_on_signals
-from paceline.metrics.card import FieldChange, InitFrom, RunCard, card_diff, judged, now, write_card
+from paceline.metrics.card import FieldChange, InitFrom, RunCard, card_diff, ended, judged, new_card, write_card
 from paceline.metrics.console import ConsoleSink
 from paceline.metrics.deferred import DeferredMetrics
-from paceline.metrics.flops import mean_flops_per_token, utilisation
 from paceline.metrics.memory import peak_bytes
 from paceline.metrics.meter import Meter, MeterState, seconds_since_launch
-from paceline.metrics.metrics_file import EvalMetrics, read_metrics
+from paceline.metrics.metrics_file import read_metrics
 from paceline.metrics.sinks import CallbackSink, FanOut, JsonlSink, OnMetrics, Sink
 from paceline.metrics.trackers import Tracked, check_installed, trackers
 from paceline.parallel.machine import Machine, inspect_machine
@@ -223,7 +222,9 @@ def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Posi
     finally:
         sink.close()
     bad_steps.wait()
-    card = _last_card(card, loop, step, evaluation.evaluations)
+    skipped, device = bad_steps.skipped, str(run.machine.device)
+    card = judged(replace(card, skipped_steps=skipped, peak_bytes=peak_bytes(device)), evaluation.evaluations, meter)
+    card = ended(card, config, meter, step=step, tokens=loop.tokens_after(step))
     left = write(card)
     if bad_steps.exhausted and not card.finished:
         from paceline.train.bad_step_report import bad_step_report
@@ -261,45 +262,11 @@ def _sinks(launch: Launch, log: JsonlSink | None, card: RunCard, start: int) -> 
 
 
 def first_card(launch: Launch, run: Assembly, fit: Fit) -> RunCard:
-    config = launch.config
-    return RunCard(
-        name=launch.folder.path.resolve().name,
-        preset=config.preset,
-        track=config.track,
-        seed=config.seed,
-        finished=False,
-        steps=config.steps,
-        steps_done=0,
-        tokens=0,
+    card = new_card(
+        launch.folder.path,
+        launch.config,
         parameters=sum(parameter.numel() for parameter in run.model.parameters()),
         data_fingerprint=run.data.train.fingerprint,
-        diff=launch.diff,
-        plugins=config.plugins,
-        code_version=code_version(),
-        environment=environment(),
-        started=now(),
         device=run.machine.device.type,
-        ranks=run.ranks.world,
-        fit=asdict(fit.plan),
-        notes=run.machine.notes,
     )
-
-
-def _last_card(card: RunCard, loop: Loop, step: int, evaluations: list[EvalMetrics]) -> RunCard:
-    run, meter = loop.run, loop.meter
-    rate, gpu = meter.mean_tokens_per_s, str(card.environment.get("gpu", "")) or None
-    return replace(
-        judged(card, evaluations, meter) if evaluations else card,
-        finished=step == run.config.steps,
-        steps_done=step,
-        tokens=loop.tokens_after(step),
-        train_s=meter.train_s,
-        wall_s=meter.wall_s,
-        startup_s=meter.startup_s,
-        first_steps_s=meter.first_steps_s,
-        tokens_per_s=rate,
-        mfu=utilisation(mean_flops_per_token(run.config), rate, gpu, gpus=card.ranks),
-        peak_bytes=peak_bytes(str(run.machine.device)),
-        skipped_steps=loop.gradient.bad_steps.skipped,
-        ended=now(),
-    )
+    return replace(card, diff=launch.diff, ranks=run.ranks.world, fit=asdict(fit.plan), notes=run.machine.notes)

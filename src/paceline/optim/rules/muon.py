@@ -62,8 +62,8 @@ class Member:
 
 
 class Stack:
-    """Members of one shape, dtype and device, with their momentum as one buffer of fp32 or wider: (n, r, c) or, where
-    processes share them by rows, the kept rows of all members one after another, (k, c)."""
+    """Members of one shape, dtype and device, with their momentum in fp32 or wider: (n, r, c) or, where processes share
+    them by rows, the kept rows of all members one after another, (k, c)."""
 
     def __init__(self, members: list[Member]) -> None:
         self.members = members
@@ -76,8 +76,7 @@ class Stack:
         self.momentum = torch.zeros(*shape, self.cols, dtype=dtype, device=weights[0].device)
 
     def grads(self, skip: Tensor | None = None) -> Tensor:
-        """Laid out as the momentum is, a copy; zeros where `skip` is true (zero times what is not finite would not be
-        zero)."""
+        """Laid out as the momentum is, a copy; zeros where `skip` is true, whatever they hold."""
         join = torch.stack if self.whole else torch.cat
         grads = join([member.grad() for member in self.members]).to(self.momentum.dtype)
         return grads if skip is None else grads.masked_fill_(skip, 0.0)
@@ -136,8 +135,7 @@ class Rule:
                 self._powers |= {named[member]: its for member, its in zip(stack.members, power, strict=True)}
 
     def start(self, event: Event) -> Callable[[], None]:
-        """A skipped step is one with no gradient, a momentum of 1 and a rate of 0: nothing changes, by the same work.
-        Otherwise the bits are those of a step without `skip`."""
+        """A skipped step is one with no gradient, a momentum of 1 and a rate of 0."""
         s, skip = event.settings, event.skip
         lr: float | Tensor = s.lr
         momentum: float | Tensor = s.momentum
@@ -169,7 +167,7 @@ def _power(stack: Stack) -> Tensor:
 
 
 def _members(name: str, param: nn.Parameter, parts: Sequence[int], sync: ParamSync) -> list[Member]:
-    """The matrices inside one parameter, one for each number of rows in `parts`, or all as one."""
+    """One for each number of rows in `parts`, or the parameter as one."""
     sizes = list(parts) or [param.shape[0]]
     if sum(sizes) != param.shape[0]:
         raise ValueError(f"{name} has {param.shape[0]} rows, which do not make parts of {', '.join(map(str, sizes))}")
