@@ -14,8 +14,7 @@ from optim.oracles import muon_steps
 from paceline.backends.registry import Request, find
 from paceline.core.errors import RunError
 from paceline.optim.optimizer import Optimizer
-from paceline.optim.rule import Orthogonalise
-from paceline.optim.sync import global_norm
+from paceline.optim.rule import Orthogonalise, global_norm
 from paceline.settings.model import ModelConfig
 from paceline.settings.optim import AdamConfig, MuonConfig, OptimConfig
 from paceline.train.diagnostics import update_ratios

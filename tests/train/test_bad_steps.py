@@ -27,7 +27,7 @@ from paceline.settings import schedule
 from paceline.settings.run import BadStepsConfig, RunConfig
 from paceline.text.dataset import open_dataset
 from paceline.train import bad_step_report, gradient_step
-from paceline.train.bad_step_report import first_not_finite
+from paceline.train.bad_step_report import first_not_finite, reason
 from paceline.train.bad_steps import LEARNING_STEPS, BadSteps
 from paceline.train.gradient_step import accumulate_gradient
 from paceline.train.run import Options, resume_run
@@ -202,7 +202,7 @@ def test_a_spike_is_a_loss_far_above_those_before() -> None:
         assert bool(skip) is (spike and step >= LEARNING_STEPS), step
     subject.wait()
     assert (subject.skipped, subject.last_step) == (2, 201)
-    assert subject.reason.startswith("a loss of 5.")
+    assert reason(subject).startswith("a loss of 5.")
 
 
 def test_the_reason_of_a_spike_has_the_loss_and_what_was_usual() -> None:
@@ -212,7 +212,7 @@ def test_the_reason_of_a_spike_has_the_loss_and_what_was_usual() -> None:
         subject.judge(step, torch.tensor([3.0 + off]))
     subject.judge(400, torch.tensor([5.25]))
     subject.wait()
-    found = re.fullmatch(r"a loss of (.+) after (.+) with a standard deviation of (.+)", subject.reason)
+    found = re.fullmatch(r"a loss of (.+) after (.+) with a standard deviation of (.+)", reason(subject))
     assert found is not None
     assert found[1] == "5.2500"
     assert float(found[2]) == pytest.approx(3.0, abs=0.04)

@@ -54,7 +54,7 @@ class RunFolder:
         return sorted(found, key=step_of)
 
     def set_aside(self) -> list[Path]:
-        """Checkpoints that a resumed run has passed over (`save.set_aside_after`)."""
+        """Checkpoints that a resumed run has passed over."""
         return list((self.path / "checkpoints").glob("set_aside_step_*"))
 
     def parts(self) -> list[Path]:
@@ -121,9 +121,9 @@ def only_writer(path: Path) -> contextlib.AbstractContextManager[int | None]:
 
 @contextlib.contextmanager
 def new_run(name: str, out: str | None, *, launch: str | None = None) -> Iterator[RunFolder]:
-    """A folder that holds no run yet, and that no other process trains in while the block runs: `out` if given, else
-    `runs/<name>`, numbered if that is taken. A `launch` that is restarted finds the folder that it has begun to fill,
-    by its own name, which is left there. If the block ends in an error before it wrote anything, a new folder goes."""
+    """A folder that holds no run yet, and that no other process trains in while the block runs: `out`, or else
+    `runs/<name>`, numbered if that is taken. A `launch` that is restarted finds the one that it has begun to fill. If
+    the block ends in an error before it wrote anything, a new folder goes."""
     path, made = _chosen(name, out, launch)
     try:
         with only_writer(path):

@@ -78,8 +78,7 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def set_aside_after(run: RunFolder, step: int) -> None:
-    """Take checkpoints after `step` out of the way of a run that goes on from there: damaged ones, or those it leaves
-    behind. They keep their content until the next save, under another name."""
+    """Rename checkpoints after `step`, damaged or left behind by a run that goes on from there, until the next save."""
     for folder in run.checkpoints():
         if step_of(folder) > step:
             aside = folder.with_name(f"set_aside_{folder.name}")

@@ -1,8 +1,7 @@
 """The one optimizer of a run: a rule for every group of parameters, and the state of all as named tensors.
 
-The only place where weights change. The settings of a step come in with it (`settings/schedule.py`), so the only state
-is the step counter and the slots. A parameter without a gradient counts as one whose gradient is zero. Nothing waits
-for the device.
+The only place where weights change. The only state is the step counter and the slots. A parameter without a gradient
+counts as one whose gradient is zero. Nothing waits for the device.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,8 +13,7 @@ from torch import Tensor, nn
 from paceline.core.errors import RunError
 from paceline.kernels.row_gradients import RowGradients, coalesced
 from paceline.optim.newton_schulz import Iteration, orthogonalise
-from paceline.optim.rule import Event, Orthogonalise, RuleContext, Slot, find_rule, no_more
-from paceline.optim.sync import global_norm
+from paceline.optim.rule import Event, Orthogonalise, RuleContext, Slot, find_rule, global_norm, no_more
 from paceline.settings.groups import GroupSettings, ParamGroup
 from paceline.settings.optim import MuonConfig
 
@@ -166,7 +164,7 @@ def newton_schulz(muon: MuonConfig, iteration: Iteration = orthogonalise, *, bf1
 
 
 def _check_names(params: Mapping[str, NamedParams]) -> None:
-    """A parameter in two groups would move twice; two of one name would share a slot in a checkpoint."""
+    """Each parameter, and each name, in one group only."""
     places: dict[object, str] = {}
     for group, named in params.items():
         for name, param in named.items():

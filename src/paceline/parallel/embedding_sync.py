@@ -12,8 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.optim.rule import ShareWork
-from paceline.optim.sync import ParamSync
+from paceline.optim.rule import ParamSync, ShareWork
 from paceline.parallel.muon_sharding import filled_up, share_muon_work
 from paceline.parallel.ranks import Ranks, start_gather
 

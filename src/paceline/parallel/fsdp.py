@@ -19,9 +19,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor
 
 from paceline.model.gpt import GPT
-from paceline.optim.rule import Orthogonalise, ShareWork
+from paceline.optim.rule import Orthogonalise, ShareWork, global_norm
 from paceline.optim.rules.muon import Member, Stack
-from paceline.optim.sync import global_norm
 from paceline.parallel.embedding_sync import DeferredAllReduce, part_here, rows_of
 from paceline.parallel.muon_sharding import deal
 from paceline.parallel.ranks import Ranks

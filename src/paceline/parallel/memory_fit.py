@@ -70,12 +70,11 @@ def fit_memory(
     planned: Planned,
     limits: Limits,
     assemble: Callable[[Fit], T],
-    passes: Callable[[T, bool], bool],
-    release: Callable[[], None],
+    trial: Callable[[], Any],
     before: Any = None,
 ) -> tuple[T, Fit]:
-    """What `assemble` makes of the first plan that fits. `passes` tries it, twice if asked; `release` gives back its
-    memory. `before`: the plan of the resumed run, as its card has it, kept if it fits, for equal bits."""
+    """What `assemble` makes of the first plan that fits. `trial` gives what tries it on a GPU (`train.memory_trial`).
+    `before`: the plan of the resumed run, as its card has it, kept if it fits, for equal bits."""
     plans, ranks = memory_plans(planned), limits.ranks
     _check_weights(planned, plans[-1], limits.device)
     if planned.batch.micro_tokens is not None:
@@ -92,7 +91,7 @@ def fit_memory(
         on_gpu = limits.device.type == "cuda"  # on a CPU too large an allocation is no error that can be caught
         if not on_gpu or sure or plan == known or planned.config.parallel.collective_forward:
             return run, fit  # the last: a rank that ran out inside a pass would leave the others waiting
-        if not ranks.largest_(torch.tensor(int(not passes(run, plan == plans[-1])))).item():
+        if not ranks.largest_(torch.tensor(int(not trial().passes(run, patient=plan == plans[-1])))).item():
             if ranks.is_main:
                 remember(key, plan, available)
             return run, fit
@@ -100,7 +99,7 @@ def fit_memory(
         if ranks.is_main:
             tell(why)
         del run
-        release()
+        trial().release_memory()
     raise PacelineError(f"{why}, which takes the least memory; {last_resort(planned, peaks[-1], available)}")
 
 

@@ -1,6 +1,7 @@
 """From a RunConfig to the parts of a run, in order; each line's place has a reason."""
 
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -44,8 +45,7 @@ class Assembly:
     tokenizer: Tokenizer | None  # None: not available here, so no text and no bits per byte
     model: GPT
     forward: nn.Module
-    """The model, compiled if asked for: (tokens, targets, windows) -> `Losses`, without other ranks, unless
-    `ParallelConfig.collective_forward`."""
+    """(tokens, targets, windows) -> `Losses`, without other ranks, unless `ParallelConfig.collective_forward`."""
     optimizer: Optimizer
     ranks: Ranks
     sync: "EmbeddingSync | FsdpSync"  # the parameters whose gradients ranks add up apart from the rest
@@ -76,19 +76,14 @@ def assemble_to_fit(
 ) -> tuple[Assembly, Fit]:
     """`before`: the plan of the run that is resumed, as its card has it."""
 
-    def passes(run: Assembly, patient: bool) -> bool:
-        from paceline.train.memory_trial import passes
+    def trial() -> ModuleType:  # on a GPU alone
+        from paceline.train import memory_trial
 
-        return passes(run, patient=patient)
-
-    def release() -> None:
-        from paceline.train.memory_trial import release_memory
-
-        release_memory()
+        return memory_trial
 
     limits = Limits(device=machine.device, limit_gib=config.train.memory_limit_gib, ranks=ranks)
     planned = Planned(config=config, backends=machine.backends, world=ranks.world)
-    return fit_memory(planned, limits, lambda fit: _assembled(config, machine, ranks, fit), passes, release, before)
+    return fit_memory(planned, limits, lambda fit: _assembled(config, machine, ranks, fit), trial, before)
 
 
 def _assembled(config: RunConfig, machine: Machine, ranks: Ranks, fit: Fit) -> Assembly:

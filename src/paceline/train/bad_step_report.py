@@ -13,11 +13,21 @@ from paceline.data.batches import spans_at, training_source
 from paceline.model.gpt import GPT
 from paceline.parallel.embedding_sync import part_here
 from paceline.settings.schedule import schedule
-from paceline.train.bad_steps import BadSteps
+from paceline.train.bad_steps import CULPRIT, LOSS, MEAN, VARIANCE, BadSteps
 from paceline.train.loop import Loop
 
 NAMED_SPANS = 4  # places of the data that are named; a shuffled batch may have hundreds
 WEIGHT = "the weight"
+
+
+def reason(bad_steps: BadSteps) -> str:
+    """Of the step that was skipped last."""
+    number, loss, mean, variance = (bad_steps.known[place] for place in (CULPRIT, LOSS, MEAN, VARIANCE))
+    if number > 1:
+        return f"the gradient of {bad_steps.names[int(number) - 2]} is not finite"
+    if number == 0:
+        return "the loss is not finite"
+    return f"a loss of {loss:.4f} after {mean:.4f} with a standard deviation of {variance**0.5:.4f}"
 
 
 def bad_step_report(loop: Loop, bad_steps: BadSteps) -> str:
@@ -30,7 +40,7 @@ def bad_step_report(loop: Loop, bad_steps: BadSteps) -> str:
     places, tensor = spans, ""
     if (found := _search(loop, spans)) is not None:
         places, tensor = spans[found[0] : found[0] + 1], f"; first wrong in the forward pass: {found[1]}"
-    what = f"skipped steps in a row; at step {step + 1} {bad_steps.reason}{tensor}"
+    what = f"skipped steps in a row; at step {step + 1} {reason(bad_steps)}{tensor}"
     return f"stopped after {bad_steps.config.limit} {what}; data: {_places(names, places, c.batch.sequence_tokens)}"
 
 

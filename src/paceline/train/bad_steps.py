@@ -2,9 +2,8 @@
 
 Found on the device: a norm per gradient, and of these one vector of flags that ranks add up together with the loss, so
 that all of them skip the same step. The optimizer reads the verdict where it lies; the host learns it when a copy has
-arrived, and never waits. Schedule and data go on. After `bad_steps.limit` skipped steps in a row the run stops, its
-weights as they were before the first of them, and `bad_step_report` looks for the tensor and the data. A healthy run
-has the bits of one that skips nothing.
+arrived, and never waits. After `bad_steps.limit` skipped steps in a row the run stops, and `bad_step_report` looks for
+the tensor and the data.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from paceline.core.errors import RunError
 from paceline.core.output import tell
 from paceline.kernels.row_gradients import RowGradients
 from paceline.metrics.deferred import copy_to_host
-from paceline.optim.sync import norms_of
+from paceline.optim.rule import norms_of
 from paceline.parallel.embedding_sync import DeferredAllReduce, part_here
 from paceline.parallel.ranks import Ranks
 from paceline.settings.run import BadStepsConfig
@@ -48,21 +47,21 @@ class BadSteps(Hook):
         self._late = {name: param for name, param in parameters.items() if id(param) in apart}
         self._others = {name: param for name, param in parameters.items() if id(param) not in apart}
         self._late_flags: Tensor | None = None
-        self._names: list[str] = []
+        self.names: list[str] = []
         """Of the gradients behind the flags, in their order. A parameter that never has one has no place there."""
         if config.skip:
             late.before_sums = self._flag_late  # afterwards they are on their way, and may not be read
         device = next(iter(parameters.values())).device
         self._state = torch.zeros(8, dtype=torch.float64, device=device)
         self._copy: tuple[Tensor, Callable[[], bool]] | None = None
-        self._known, self._reported = [0.0] * 8, 0
+        self.known, self._reported = [0.0] * 8, 0
 
     @torch.no_grad()
     def judge(self, step: int, losses: Tensor) -> tuple[Tensor, Tensor]:
         """The mean losses of the global batch from this rank's share of them, (1 + terms,), and whether to skip the
         step, 0-D bool: both still on the device. Gradients are where the backward pass has left them."""
         flags = [_flags(self._others), *([] if self._late_flags is None else [self._late_flags])]
-        self._names = [*_with_gradient(self._others), *_with_gradient(self._late), *self._rows]
+        self.names = [*_with_gradient(self._others), *_with_gradient(self._late), *self._rows]
         if self._rows:
             flags.append(_not_finite([rows.rows for rows in self._rows.values()]))
         found = self.ranks.sum_(torch.cat([losses, *flags]))
@@ -79,7 +78,7 @@ class BadSteps(Hook):
     @property
     def exhausted(self) -> bool:
         """As far as the host knows."""
-        return self._known[IN_ROW] >= self.config.limit
+        return self.known[IN_ROW] >= self.config.limit
 
     def wants_stop(self) -> bool:
         if (line := self.news()) is not None and self.ranks.is_main:
@@ -91,31 +90,23 @@ class BadSteps(Hook):
         self._receive()
         if self.skipped == self._reported:
             return None
+        from paceline.train.bad_step_report import reason
+
         self._reported = self.skipped
-        return f"step {self.last_step + 1} skipped: {self.reason} ({self.skipped} skipped in all)"
+        return f"step {self.last_step + 1} skipped: {reason(self)} ({self.skipped} skipped in all)"
 
     def wait(self) -> None:
         """Let the host know all that the device knows."""
-        self._known = self._state.tolist()
+        self.known = self._state.tolist()
 
     @property
     def skipped(self) -> int:
-        return int(self._known[SKIPPED])
+        return int(self.known[SKIPPED])
 
     @property
     def last_step(self) -> int:
         """The step, counted from 0, that was skipped last."""
-        return int(self._known[LAST_STEP])
-
-    @property
-    def reason(self) -> str:
-        number = int(self._known[CULPRIT])
-        if number > 1:
-            return f"the gradient of {self._names[number - 2]} is not finite"
-        if number == 0:
-            return "the loss is not finite"
-        loss, mean, deviation = self._known[LOSS], self._known[MEAN], self._known[VARIANCE] ** 0.5
-        return f"a loss of {loss:.4f} after {mean:.4f} with a standard deviation of {deviation:.4f}"
+        return int(self.known[LAST_STEP])
 
     def state(self) -> dict[str, Tensor]:
         return {"state": self._state.cpu()}
@@ -159,7 +150,7 @@ class BadSteps(Hook):
 
     def _receive(self) -> None:
         if self._copy is not None and self._copy[1]():
-            self._known, self._copy = self._copy[0].tolist(), None
+            self.known, self._copy = self._copy[0].tolist(), None
 
 
 def _with_gradient(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

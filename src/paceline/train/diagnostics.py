@@ -22,7 +22,7 @@ from paceline.model.attention import Attend, Plan, attention_of, plan_reference,
 from paceline.model.gpt import GPT
 from paceline.model.masks import MaskRule, allowed
 from paceline.optim.optimizer import Optimizer
-from paceline.optim.sync import global_norm
+from paceline.optim.rule import global_norm
 from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
 from paceline.settings.groups import GroupSettings
 from paceline.settings.model import LayerConfig, ModelConfig

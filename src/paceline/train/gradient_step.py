@@ -1,7 +1,6 @@
 """One training step: gradient, verdict, update.
 
-The gradient is the true mean over the global batch, summed over micro-batches and ranks that change nothing. On a GPU
-that of a micro-batch may be replayed as a CUDA graph, one for each shape.
+The gradient is the true mean over the global batch. On a GPU that of a micro-batch may be replayed as a CUDA graph.
 """
 
 import contextlib
@@ -78,8 +77,7 @@ class GradientStep:
         return dict(zip(names, losses.unbind(), strict=True))
 
     def gradient(self, settings: StepSettings, batch: DeviceBatch) -> tuple[Tensor, Tensor | None]:
-        """Compute it. The mean losses of the global batch, (1 + terms,), and whether the step is to be skipped, if bad
-        steps are."""
+        """The mean losses of the global batch, (1 + terms,), and whether to skip the step, if bad steps are."""
         config, ranks = self.run.config, self.run.ranks
         share, compute = self.run.share(settings.sequences), forward_backward
         if self.graphs is not None:  # not to be dropped: a capture must be ended, and takes no longer than a step
@@ -145,11 +143,9 @@ def accumulate_gradient(
 ) -> Tensor:
     """Add d(mean loss)/d(weights) into every `.grad`; `batch` is this rank's share of the global batch.
 
-    Each micro-batch's losses are summed and divided by the counted targets of the global batch, so the result does not
-    depend on how the batch is cut. Ranks exchange gradients once, in the last backward pass; the sums of the large
-    tables only begin there (`parallel/embedding_sync.py`). `padded`: some targets do not count. Returns this rank's
-    share of the mean losses, (1 + terms,) fp32, on the device; the shares of all ranks add up to them.
-    """
+    Each micro-batch's losses are summed and divided by the counted targets of the global batch, however it is cut.
+    Ranks exchange gradients once, in the last backward pass. `padded`: some targets do not count. Returns this rank's
+    share of the mean losses, (1 + terms,) fp32, on the device; the shares of all ranks add up to them."""
     counted = ranks.sum_((batch.targets != IGNORE_TARGET).sum()) if padded else ranks.world * batch.targets.numel()
     total = torch.zeros(1 + len(weights), device=batch.tokens.device)
     micro = list(zip(batch.tokens.split(micro_sequences), batch.targets.split(micro_sequences), strict=True))

@@ -55,8 +55,7 @@ def _now(loop: Loop, settings: StepSettings, done: int) -> dict[str, Any]:
 
 
 class EvaluationHook(Hook):
-    """Validation every `evaluate.every` steps and at the end. `shipped` swaps in the weights that a finished run ships,
-    where those are others than it trains with."""
+    """`shipped` swaps in the weights that a finished run ships, where those are others than it trains with."""
 
     def __init__(
         self,
@@ -80,10 +79,9 @@ class EvaluationHook(Hook):
         return True
 
     def _due(self, step: int) -> bool:
-        config = self._loop.run.config
         if self.evaluations and self.evaluations[-1].step == step:  # made before this run was interrupted
             return False
-        every = config.evaluate.every
+        config, every = self._loop.run.config, self._loop.run.config.evaluate.every
         return step == config.steps or (every is not None and step % every == 0)
 
     def _evaluated(self, settings: StepSettings) -> EvalMetrics | None:
@@ -124,8 +122,7 @@ class EvaluationHook(Hook):
 
 
 class CheckpointHook(Hook):
-    """Saves the run every `checkpoint.every` steps, beside the training. `log` is None on ranks that write nothing;
-    `asked` is the config as checkpoints keep it, `evaluations` what has been validated."""
+    """`log` is None on ranks that write nothing; `asked` is the config as checkpoints keep it."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The training loop. At step s: settings, hooks, end?, batch, gradient and update, hooks.
 
-Step `steps` only validates. Everything that depends on the step is a pure function of it (`settings/schedule.py`), so
-a resumed run needs weights, slots, the states of its hooks, the step and the position in the data.
+Step `steps` only validates. All that depends on the step is a pure function of it (`settings/schedule.py`), so a run
+goes on from weights, slots, the states of its hooks, the step and the position in the data.
 """
 
 import contextlib

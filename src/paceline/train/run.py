@@ -15,7 +15,7 @@ from paceline.core.files import make_room, write_json
 from paceline.core.output import tell
 from paceline.core.schema import flatten, to_dict
 from paceline.core.signals import StopRequest, stop_on_signals
-from paceline.metrics.card import FieldChange, InitFrom, RunCard, card_diff, ended, judged, new_card, write_card
+from paceline.metrics.card import FieldChange, RunCard, card_diff, ended, judged, new_card, write_card
 from paceline.metrics.console import ConsoleSink
 from paceline.metrics.deferred import DeferredMetrics
 from paceline.metrics.memory import peak_bytes
@@ -139,7 +139,13 @@ def agreed_facts(config: RunConfig) -> dict[str, str]:
 def begin(launch: Launch, before: Callable[[], Position] = lambda: BEGINNING) -> Finished:
     """From step 0. `before` is called on rank 0 before the run's first file is written, and says what it has behind
     it."""
-    run, fit, origin, notes = _assembled(launch)
+    origin, notes = None, tuple[str, ...]()
+    if launch.options.init_from is None:
+        run, fit = assemble_to_fit(launch.resolved, launch.machine, launch.ranks)
+    else:
+        from paceline.train.warm_start import assemble_filled
+
+        run, fit, origin, notes = assemble_filled(launch)
     position = launch.ranks.from_first(before)
     began, data = position.history.init_from, run.data
     if began is not None and (origin is None or origin.fingerprint != began.fingerprint):
@@ -159,17 +165,6 @@ def begin(launch: Launch, before: Callable[[], Position] = lambda: BEGINNING) ->
         write_json(launch.folder.beginning, to_dict(state))
     card = first_card(launch, run, fit)
     return train(launch, run, fit, replace(card, notes=(*card.notes, *notes)), position)
-
-
-def _assembled(launch: Launch) -> tuple[Assembly, Fit, InitFrom | None, tuple[str, ...]]:
-    """A run at its first step; where its weights came from, and what to note of them."""
-    if launch.options.init_from is None:
-        return *assemble_to_fit(launch.resolved, launch.machine, launch.ranks), None, ()
-    from paceline.train.warm_start import fill, read_weights
-
-    initial = read_weights(launch.options.init_from, launch.config)
-    run, fit = assemble_to_fit(launch.resolved, launch.machine, launch.ranks)
-    return run, fit, initial.origin, fill(run, initial)
 
 
 def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Position) -> Finished:

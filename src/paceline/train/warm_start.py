@@ -19,11 +19,13 @@ from paceline.evaluate.export.reading import exported_model, is_export, read_exp
 from paceline.evaluate.load import read_saved
 from paceline.metrics.card import InitFrom
 from paceline.parallel.embedding_sync import put_rows
+from paceline.parallel.memory_fit import Fit
 from paceline.settings.model import ModelConfig
 from paceline.settings.run import RunConfig
 from paceline.settings.spec import describe
 from paceline.text.tokenizer import Tokenizer, carried_identity
-from paceline.train.assemble import Assembly
+from paceline.train.assemble import Assembly, assemble_to_fit
+from paceline.train.run import Launch
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,13 @@ class InitialWeights:
     weights: Mapping[str, Tensor]
     same_tokenizer: Callable[[Tokenizer | None], bool | None]  # None: it cannot be told
     notes: tuple[str, ...]
+
+
+def assemble_filled(launch: Launch) -> tuple[Assembly, Fit, InitFrom, tuple[str, ...]]:
+    """A run at its first step; where its weights came from, and what to note of them."""
+    initial = read_weights(str(launch.options.init_from), launch.config)
+    run, fit = assemble_to_fit(launch.resolved, launch.machine, launch.ranks)
+    return run, fit, initial.origin, fill(run, initial)
 
 
 def read_weights(where: str, config: RunConfig) -> InitialWeights:

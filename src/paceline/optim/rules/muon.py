@@ -15,8 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from paceline.optim.rule import Event, RuleContext, Slot
-from paceline.optim.sync import ParamSync
+from paceline.optim.rule import Event, ParamSync, RuleContext, Slot
 from paceline.settings.groups import ParamGroup, RuleFacts
 
 # an update holds all directions, and of the stack in hand gradients or iterates, which also cross memory
@@ -67,6 +66,7 @@ class Stack:
 
     def __init__(self, members: list[Member]) -> None:
         self.members = members
+        self.power: Tensor | None = None
         self.rows, self.cols = members[0].stop - members[0].start, members[0].param.shape[1]
         weights = self.weights()
         self.kept_rows = [len(weight) for weight in weights]
@@ -74,6 +74,11 @@ class Stack:
         shape = (len(members), self.rows) if self.whole else (sum(self.kept_rows),)
         dtype = torch.promote_types(weights[0].dtype, torch.float32)
         self.momentum = torch.zeros(*shape, self.cols, dtype=dtype, device=weights[0].device)
+
+    def keep_power(self) -> None:
+        """Mean squares for `evened`, on the long side of the matrices; fp32."""
+        sides = (self.rows, 1) if self.rows >= self.cols else (1, self.cols)
+        self.power = torch.zeros(len(self.members), *sides, device=self.momentum.device)
 
     def grads(self, skip: Tensor | None = None) -> Tensor:
         """Laid out as the momentum is, a copy; zeros where `skip` is true, whatever they hold."""
@@ -127,12 +132,9 @@ class Rule:
             name: Slot([slot_of[member] for member in group], params[name], context.sync.rows(params[name]))
             for name, group in members.items()
         }
-        self.powers = [None if self.config.row_beta2 is None else _power(stack) for stack in self.stacks]
-        named = {member: f"{name}.{n}" for name, group in members.items() for n, member in enumerate(group)}
-        self._powers = dict[str, Tensor]()
-        for stack, power in zip(self.stacks, self.powers, strict=True):
-            if power is not None:
-                self._powers |= {named[member]: its for member, its in zip(stack.members, power, strict=True)}
+        self._names = {member: f"{name}.{n}" for name, group in members.items() for n, member in enumerate(group)}
+        for stack in self.stacks if self.config.row_beta2 is not None else ():
+            stack.keep_power()
 
     def start(self, event: Event) -> Callable[[], None]:
         """A skipped step is one with no gradient, a momentum of 1 and a rate of 0."""
@@ -148,22 +150,19 @@ class Rule:
         orthogonal = context.share_work(context.orthogonalise, directions, self.stacks)
 
         def finish() -> None:
-            for stack, X, power in zip(self.stacks, orthogonal, self.powers, strict=True):
+            for stack, X in zip(self.stacks, orthogonal, strict=True):
                 factor, cautious = shape_factor(stack.rows, stack.cols, rule), self.config.cautious_decay
-                update = X if power is None else evened(X, power, rate)
+                update = X if stack.power is None else evened(X, stack.power, rate)
                 move_(stack, update, lr=lr, factor=factor, weight_decay=s.weight_decay, cautious=cautious)
 
         return finish
 
     def state(self) -> dict[str, Slot]:
-        powers = {f"muon.power.{name}": Slot([power]) for name, power in self._powers.items()}
-        return {f"muon.momentum.{name}": slot for name, slot in self._slots.items()} | powers
-
-
-def _power(stack: Stack) -> Tensor:
-    """Mean squares for `evened`, on the long side of a stack's matrices; fp32."""
-    sides = (stack.rows, 1) if stack.rows >= stack.cols else (1, stack.cols)
-    return torch.zeros(len(stack.members), *sides, device=stack.momentum.device)
+        slots = {f"muon.momentum.{name}": slot for name, slot in self._slots.items()}
+        for stack in self.stacks:
+            powers = () if stack.power is None else zip(stack.members, stack.power, strict=True)
+            slots |= {f"muon.power.{self._names[member]}": Slot([power]) for member, power in powers}
+        return slots
 
 
 def _members(name: str, param: nn.Parameter, parts: Sequence[int], sync: ParamSync) -> list[Member]:
