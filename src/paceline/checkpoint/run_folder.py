@@ -72,9 +72,7 @@ class RunFolder:
 
 
 def step_of(checkpoint: Path) -> int:
-    found = named_step(checkpoint)
-    assert found is not None
-    return found
+    return int(checkpoint.name.removeprefix("step_"))
 
 
 def named_step(folder: Path) -> int | None:
@@ -154,7 +152,7 @@ def _chosen(name: str, out: str | None, launch: str | None) -> tuple[Path, bool]
 
 
 def _make(path: Path) -> bool:
-    """Whether it was not there before; of two processes, for one of them."""
+    """Whether it was not there before."""
     try:
         path.mkdir(parents=True)
     except OSError as error:

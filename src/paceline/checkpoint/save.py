@@ -34,10 +34,6 @@ class Checkpoint:
     def model(self) -> Mapping[str, Tensor]:
         return self.groups["model"]
 
-    @property
-    def optimizer(self) -> Mapping[str, Tensor]:
-        return self.groups["optimizer"]
-
 
 def save(run: RunFolder, checkpoint: Checkpoint, *, keep: int) -> Path:
     """Publish a checkpoint and prune all but the newest `keep`. A failure leaves the earlier ones as they were."""

@@ -18,8 +18,7 @@ from paceline.core.errors import ConfigError, PacelineError, RunError
 from paceline.core.files import blake2b_of, is_plain_name
 from paceline.core.schema import MAX_JSON_BYTES, changes, from_dict, parse_json, read_json
 from paceline.metrics.card import CARD_FILE, read_card
-from paceline.metrics.metrics_file import METRICS_FILE, read_metrics
-from paceline.metrics.recovery import readable
+from paceline.metrics.metrics_file import METRICS_FILE, read_metrics, readable
 from paceline.metrics.sinks import missing_lines
 from paceline.text.verify import FileCheck, Verification
 

@@ -54,10 +54,10 @@ class Assembly:
 
     def share(self, sequences: int) -> BatchConfig:
         """What this rank computes of a batch of so many sequences, and in which micro-batches."""
-        c, parts = self.config, self.config.parallel.context_parallel
-        whole = BatchConfig(tokens=sequences * c.batch.sequence_tokens, sequence_tokens=c.batch.sequence_tokens)
-        share = rank_batch(whole, self.ranks.world, parts)
-        most = (self.micro_tokens or c.batch.micro_sequences * c.batch.sequence_tokens) // c.batch.sequence_tokens
+        batch, length = self.config.batch, self.config.batch.sequence_tokens
+        whole = BatchConfig(tokens=sequences * length, sequence_tokens=length)
+        share = rank_batch(whole, self.ranks.world, self.config.parallel.context_parallel)
+        most = self.micro_tokens // length if self.micro_tokens else batch.micro_sequences
         micro = next(n for n in range(min(most, share.sequences), 0, -1) if share.sequences % n == 0)
         return replace(share, micro_tokens=micro * share.sequence_tokens)
 

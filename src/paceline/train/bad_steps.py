@@ -77,8 +77,7 @@ class BadSteps(Hook):
 
     @property
     def exhausted(self) -> bool:
-        """As far as the host knows."""
-        return self.known[IN_ROW] >= self.config.limit
+        return self.known[IN_ROW] >= self.config.limit  # as far as the host knows
 
     def wants_stop(self) -> bool:
         if (line := self.news()) is not None and self.ranks.is_main:
@@ -105,8 +104,7 @@ class BadSteps(Hook):
 
     @property
     def last_step(self) -> int:
-        """The step, counted from 0, that was skipped last."""
-        return int(self.known[LAST_STEP])
+        return int(self.known[LAST_STEP])  # counted from 0
 
     def state(self) -> dict[str, Tensor]:
         return {"state": self._state.cpu()}
@@ -155,8 +153,7 @@ class BadSteps(Hook):
 
 def _with_gradient(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     """Gradients by name; of a DTensor, the part that is here: each rank looks at its own."""
-    found = {name: param.grad for name, param in parameters.items() if param.grad is not None}
-    return {name: part_here(grad) for name, grad in found.items()}
+    return {name: part_here(param.grad) for name, param in parameters.items() if param.grad is not None}
 
 
 def _flags(parameters: Mapping[str, nn.Parameter]) -> Tensor:

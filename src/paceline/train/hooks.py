@@ -1,7 +1,7 @@
 """What happens between steps: metrics, validation, checkpoints. `bad_steps.py` and `average.py` are hooks, too."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,34 +54,32 @@ def _now(loop: Loop, settings: StepSettings, done: int) -> dict[str, Any]:
     return {"step": done, "tokens": tokens, "window_tokens": widest, "train_s": meter.train_s, "wall_s": meter.wall_s}
 
 
+Shipped = Callable[[], AbstractContextManager[None]]
+
+
 class EvaluationHook(Hook):
     """`shipped` swaps in the weights that a finished run ships, where those are others than it trains with."""
 
     def __init__(
-        self,
-        loop: Loop,
-        deferred: DeferredMetrics,
-        sink: Sink,
-        before: Sequence[EvalMetrics],
-        on_evaluation: Callable[[list[EvalMetrics]], object],
-        shipped: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        self, loop: Loop, deferred: DeferredMetrics, sink: Sink, on_evaluation: Callable[[], object], shipped: Shipped
     ) -> None:
-        self.evaluations, self._shipped = list(before), shipped
-        self._loop, self._deferred, self._sink, self._on_evaluation = loop, deferred, sink, on_evaluation
+        self._loop, self._deferred, self._sink, self._shipped = loop, deferred, sink, shipped
+        self._on_evaluation = on_evaluation
 
     def before_step(self, settings: StepSettings) -> bool:
         if not self._due(settings.step):
             return False
         if (found := self._evaluated(settings)) is not None:
-            self.evaluations.append(found)
+            self._loop.evaluations.append(found)
             self._sink.write(found)
-            self._on_evaluation(self.evaluations)
+            self._on_evaluation()
         return True
 
     def _due(self, step: int) -> bool:
-        if self.evaluations and self.evaluations[-1].step == step:  # made before this run was interrupted
+        made, config = self._loop.evaluations, self._loop.run.config
+        if made and made[-1].step == step:  # before this run was interrupted
             return False
-        config, every = self._loop.run.config, self._loop.run.config.evaluate.every
+        every = config.evaluate.every
         return step == config.steps or (every is not None and step % every == 0)
 
     def _evaluated(self, settings: StepSettings) -> EvalMetrics | None:
@@ -125,16 +123,9 @@ class CheckpointHook(Hook):
     """`log` is None on ranks that write nothing; `asked` is the config as checkpoints keep it."""
 
     def __init__(
-        self,
-        loop: Loop,
-        folder: RunFolder,
-        deferred: DeferredMetrics,
-        log: JsonlSink | None,
-        asked: Mapping[str, Any],
-        evaluations: Sequence[EvalMetrics],
+        self, loop: Loop, folder: RunFolder, deferred: DeferredMetrics, log: JsonlSink | None, asked: Mapping[str, Any]
     ) -> None:
         self._loop, self._folder, self._deferred, self._log, self._asked = loop, folder, deferred, log, asked
-        self._evaluations = evaluations
         self.saver = Saver(folder, keep=loop.run.config.checkpoint.keep, writes=log is not None)
         self.saved_step = loop.position.step or None
 
@@ -179,7 +170,7 @@ class CheckpointHook(Hook):
                 metrics_bytes=written,
                 clocks=meter.state(),
                 history=self._loop.position.history,
-                evaluations=tuple(self._evaluations),
+                evaluations=tuple(self._loop.evaluations),
             )
             self.saver.save(Checkpoint(step, groups, state=finite(to_dict(state)), config=self._asked))
         self.saved_step = step

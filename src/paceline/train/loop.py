@@ -18,6 +18,7 @@ from paceline.data.feed import DeviceBatch, feed
 from paceline.metrics.card import InitFrom
 from paceline.metrics.deferred import Values
 from paceline.metrics.meter import Meter, MeterState
+from paceline.metrics.metrics_file import EvalMetrics
 from paceline.parallel.ranks import DeferredAny
 from paceline.settings.schedule import StepSettings, schedule, sequences_from, tokens_before
 from paceline.train.assemble import Assembly
@@ -87,6 +88,7 @@ class Loop:
         self.hooks: Sequence[Hook] = ()
         self.cursor = position.cursor  # where the data of the next step begin
         self.recent: deque[tuple[int, Cursor]] = deque(maxlen=64)  # the last steps and where their data began
+        self.evaluations: list[EvalMetrics] = []  # the validations so far
         self.any_rank = DeferredAny(run.ranks)
 
     def __call__(self) -> int:

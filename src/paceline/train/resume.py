@@ -21,8 +21,7 @@ from paceline.core.schema import from_dict, read_json, to_dict
 from paceline.data.batches import Cursor, check_data, position_after_steps
 from paceline.metrics.card import REWOUND, RunCard, read_card
 from paceline.metrics.meter import MeterState
-from paceline.metrics.metrics_file import Metrics
-from paceline.metrics.recovery import readable, rebuild
+from paceline.metrics.metrics_file import Metrics, readable, rebuild
 from paceline.metrics.sinks import missing_lines
 from paceline.parallel.memory_fit import plan_of
 from paceline.settings.run import RunConfig, read_config
@@ -172,7 +171,7 @@ def _filled(run: Assembly, found: Found, state: SavedState) -> Position:
     """Fill a run from a checkpoint; where it goes on."""
     store.load_weights_into(found.path, dict(run.model.named_parameters()))
     saved = store.load(found.path, without=("model",))
-    run.optimizer.load_state_dict(saved.optimizer)
+    run.optimizer.load_state_dict(saved.groups["optimizer"])
     store.check_fits("buffers", saved.groups.get("buffers", {}), buffers := run.model.state_buffers())
     for name, buffer in buffers.items():
         buffer.copy_(saved.groups["buffers"][name])

@@ -188,11 +188,11 @@ def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Posi
     loop = Loop(run, GradientStep(run, launch.stop), meter, launch.stop, position)
     bad_steps = loop.gradient.bad_steps
     deferred = DeferredMetrics(sink)
-    before = ranks.from_first(lambda: read_metrics(folder.path)[1] if position.metrics_bytes else [])
+    loop.evaluations = ranks.from_first(lambda: read_metrics(folder.path)[1] if position.metrics_bytes else [])
     average, on_step = _optional_hooks(launch, loop)
     shipped = average[0].shipped if average else nullcontext
-    evaluation = EvaluationHook(loop, deferred, sink, before, lambda found: write(judged(card, found, meter)), shipped)
-    checkpoints = CheckpointHook(loop, folder, deferred, log, to_dict(launch.config), evaluation.evaluations)
+    evaluation = EvaluationHook(loop, deferred, sink, lambda: write(judged(card, loop.evaluations, meter)), shipped)
+    checkpoints = CheckpointHook(loop, folder, deferred, log, to_dict(launch.config))
     loop.hooks = (*average, MetricsHook(loop, deferred), evaluation, *on_step, bad_steps, checkpoints)
     for hook in loop.hooks:
         if state := position.states.get(hook.name, {}):
@@ -218,7 +218,7 @@ def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Posi
         sink.close()
     bad_steps.wait()
     skipped, device = bad_steps.skipped, str(run.machine.device)
-    card = judged(replace(card, skipped_steps=skipped, peak_bytes=peak_bytes(device)), evaluation.evaluations, meter)
+    card = judged(replace(card, skipped_steps=skipped, peak_bytes=peak_bytes(device)), loop.evaluations, meter)
     card = ended(card, config, meter, step=step, tokens=loop.tokens_after(step))
     left = write(card)
     if bad_steps.exhausted and not card.finished:
