@@ -31,8 +31,9 @@ class _TextConsole(Console):
 def console_on(file: TextIO | None, *, width: int | None = None) -> Console:
     """The one way to rich. A notebook asks for colour and is no terminal, so it would get escape codes."""
     there = unchanged(file)
-    plain = {"force_jupyter": False, "markup": False, "emoji": False}
-    return _TextConsole(file=there, width=width, force_terminal=there.isatty(), **plain)
+    return _TextConsole(
+        file=there, width=width, force_terminal=there.isatty(), force_jupyter=False, markup=False, emoji=False
+    )
 
 
 def plain_table(*headings: str, **options: Any) -> Table:

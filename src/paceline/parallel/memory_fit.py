@@ -47,8 +47,6 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a plan must keep."""
-
     device: torch.device
     limit_gib: float | None
     ranks: Ranks = SINGLE_PROCESS
@@ -122,7 +120,7 @@ def _choose(
     known: MemoryPlan | None,
     before: MemoryPlan | None,
 ) -> tuple[int, str]:
-    """The plan to begin with, and why."""
+    """Number of the plan to begin with, and why."""
     of = "" if available is None else f" of {human_bytes(available)} available"
     fits = first_that_fits(peaks, available)
     usable = [

@@ -24,8 +24,6 @@ LARGE_MICRO_TOKENS = 262_144  # of one micro-batch where our own kernels run
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """One way to cut a step."""
-
     micro_tokens: int
     recompute: bool
     lm_head: str  # back end of the output layer
@@ -84,7 +82,7 @@ class Planned:
 
 
 def memory_plans(of: Planned) -> list[MemoryPlan]:
-    """All plans, the fastest first. A micro-batch or a back end that the config states is the same in all of them."""
+    """All, the fastest first. A micro-batch or a back end that the config states is the same in all of them."""
     share, length = of.share, of.batch.sequence_tokens
     top = lowest = share.micro_sequences
     if of.batch.micro_tokens is None:

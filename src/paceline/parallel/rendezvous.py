@@ -141,8 +141,8 @@ def _come(store: Store, ranks: Ranks, says: dict[str, Any], timeout_s: float) ->
     word = uuid.uuid4().hex
     store.set(f"hello/{ranks.rank}", json.dumps({"word": word, "says": says}))
     if (first_word := _awaited(store, f"welcome/{word}", timeout_s)) is None:
-        patience = f"{timeout_s:g} s (--parallel.start-timeout-s)"
-        raise PacelineError(f"{ranks} got no reply from the first rank within {patience}")
+        late = f"within {timeout_s:g} s (--parallel.start-timeout-s)"
+        raise PacelineError(f"{ranks} got no reply from the first rank {late}")
     corner = PrefixStore(first_word, store)
     corner.set(f"came/{word}", "")
     return corner

@@ -62,7 +62,7 @@ def update_ratios(
     optimizer.step(settings, skip=skip)
     found = dict[str, Tensor]()
     for group, old in before.items():
-        after = list(optimizer.groups[group].values())
+        after: list[Tensor] = list(optimizer.groups[group].values())
         update = global_norm([new - was for new, was in zip(after, old, strict=True)])
         found[group] = torch.where(update > 0, update / global_norm(after), 0.0)
     return found
@@ -77,8 +77,11 @@ class MicroGradients:
         self._hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> "MicroGradients":
-        for parameter, norms in zip(self._parameters, self._norms, strict=True):
-            self._hooks.append(parameter.register_hook(partial(_note_norm, norms)))
+        def note(norms: list[Tensor], grad: Tensor) -> None:
+            norms.append(torch.linalg.vector_norm(grad, dtype=torch.float32))
+
+        pairs = zip(self._parameters, self._norms, strict=True)
+        self._hooks = [parameter.register_hook(partial(note, norms)) for parameter, norms in pairs]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -87,8 +90,7 @@ class MicroGradients:
 
     def variance(self, norm: Tensor, ranks: Ranks = SINGLE_PROCESS) -> Tensor | None:
         """Unbiased estimate of E|G - E G|² for the global batch's gradient G, whose norm is given; None from a single
-        micro-batch. With n of them on all ranks, of gradients g: (mean |g|² - |G|²) / (n - 1). Takes them for equally
-        large, which padding may make a little untrue."""
+        micro-batch. With n equally large ones on all ranks, of gradients g: (mean |g|² - |G|²) / (n - 1)."""
         count = max(map(len, self._norms)) * ranks.world
         if count == 1:
             return None
@@ -97,25 +99,18 @@ class MicroGradients:
         return (mean_square - norm.square()) / (count - 1)
 
 
-def _note_norm(norms: list[Tensor], grad: Tensor) -> None:
-    norms.append(torch.linalg.vector_norm(grad, dtype=torch.float32))
-
-
 def noise_scale_tokens(norm: Tensor, variance: Tensor | None, batch_tokens: int) -> Tensor | None:
     """Batch size at which noise and signal would be equal: tokens x variance / |E G|², where |G|² - variance estimates
-    the denominator without bias. One step's value is rough and may be negative: average norm² and variance over steps,
-    then divide."""
+    the denominator without bias. Of one step it is rough and may be negative."""
     return None if variance is None else batch_tokens * variance / (norm.square() - variance)
 
 
 @torch.no_grad()
 def model_extremes(model: GPT, batch: DeviceBatch, windows: Tensor, ranks: Ranks = SINGLE_PROCESS) -> Values:
     """`largest_score`: of |q·k| x scale over the pairs that may attend, all layers and heads; None without attention.
-    `largest_logit`: of |logit| before the cap, padding rows of the head included, since they take part in the softmax.
-    Ranks look at those sequences of theirs that are among the first of the global batch.
-    """
-    scores: list[Tensor] = []
-    logits: list[Tensor] = []
+    `largest_logit`: of |logit| before the cap, padding rows of the head included. Ranks look at those sequences of
+    theirs that are among the first of the global batch."""
+    scores, logits = list[Tensor](), list[Tensor]()
     windows = windows.to(batch.tokens.device)  # the back end that trains may need them on the host
     observed = copy.copy(model)  # the same weights under other seams
     observed.plan, observed.loss = _watch_scores(scores), _watch_logits(logits)

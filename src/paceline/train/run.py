@@ -151,8 +151,9 @@ def begin(launch: Launch, before: Callable[[], Position] = lambda: BEGINNING) ->
     if began is not None and (origin is None or origin.fingerprint != began.fingerprint):
         cure = "name the same ones by --init-from, or start a new run"
         raise ConfigError(f"{launch.folder.path}: it begins with the weights of {began}, and has no checkpoint; {cure}")
-    fingerprints = {"data": (data.train.fingerprint,), "val_data": (data.val.fingerprint,)}
-    position = replace(position, history=replace(position.history, **fingerprints, init_from=origin))
+    train_data, val_data = (data.train.fingerprint,), (data.val.fingerprint,)
+    history = replace(position.history, data=train_data, val_data=val_data, init_from=origin)
+    position = replace(position, history=history)
     if launch.ranks.is_main:
         told = [str(fit)] if launch.options.on_metrics is None and fit.key is not None else []
         for line in (*run.machine.lacks, *notes, *told):
@@ -161,7 +162,7 @@ def begin(launch: Launch, before: Callable[[], Position] = lambda: BEGINNING) ->
         if run.tokenizer is not None:
             run.tokenizer.save(launch.folder.path)
         clocks = position.clocks or MeterState()
-        state = SavedState(cursor=position.cursor, metrics_bytes=0, clocks=clocks, history=position.history)
+        state = SavedState(cursor=position.cursor, metrics_bytes=0, clocks=clocks, history=history)
         write_json(launch.folder.beginning, to_dict(state))
     card = first_card(launch, run, fit)
     return train(launch, run, fit, replace(card, notes=(*card.notes, *notes)), position)
