@@ -119,9 +119,9 @@ def only_writer(path: Path) -> contextlib.AbstractContextManager[int | None]:
 
 @contextlib.contextmanager
 def new_run(name: str, out: str | None, *, launch: str | None = None) -> Iterator[RunFolder]:
-    """A folder that holds no run yet, and that no other process trains in while the block runs: `out`, or else
-    `runs/<name>`, numbered if that is taken. A `launch` that is restarted finds the one that it has begun to fill. If
-    the block ends in an error before it wrote anything, a new folder goes."""
+    """A folder without a run that no other process trains in: `out`, or else `runs/<name>`, numbered if that is taken.
+    A `launch` that is restarted finds the one that it has begun to fill. A new folder goes if an error ends the block
+    before anything was written."""
     path, made = _chosen(name, out, launch)
     try:
         with only_writer(path):

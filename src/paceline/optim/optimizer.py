@@ -39,8 +39,8 @@ class Optimizer:
         self.clip_norm, self.steps_taken = clip_norm, 0
         self._sync, self._row_gradients = context.sync, dict(row_gradients or {})
         self._row_sums: dict[str, tuple[Tensor, Tensor]] = {}
+        # groups whose gradients may still be on their way after the backward pass
         self._late = {n for n, named in self.groups.items() if any(map(self._sync.is_deferred, named.values()))}
-        """Groups whose gradients may still be on their way after the backward pass."""
         self._skipped: Tensor | None = None  # how many steps were, counted on the device, fp32
         self._pending = {
             name: torch.zeros_like(param, memory_format=torch.contiguous_format)
@@ -80,8 +80,8 @@ class Optimizer:
         return self.rules[name].start(Event(settings=settings, step=step, skipped=skipped, skip=skip, rows=rows))
 
     def _add_pending(self, named: NamedParams, *, moves: bool, skip: Tensor | None) -> None:
-        """Take what earlier steps have left into the gradients, or leave these for a later one; those of a skipped step
-        are dropped, and with them what was left, if it would have moved."""
+        """Take what earlier steps have left into the gradients, or leave these for later. A skipped step drops its own,
+        and what was left, if it would have moved."""
         for name, param in named.items():
             pending, fresh = self._pending[name], param.grad
             if fresh is None:
@@ -134,7 +134,7 @@ class Optimizer:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a `state_dict`, bit for bit. Names, shapes and dtypes must all fit; else nothing is changed."""
+        """Names, shapes and dtypes must all fit; else nothing is changed."""
         slots = self._slots()
         _check_state(state, {"step": Slot([torch.tensor(0)]), **slots})
         self.steps_taken, self._skipped = int(state["step"].item()), None

@@ -59,7 +59,7 @@ class BadSteps(Hook):
     @torch.no_grad()
     def judge(self, step: int, losses: Tensor) -> tuple[Tensor, Tensor]:
         """The mean losses of the global batch from this rank's share of them, (1 + terms,), and whether to skip the
-        step, 0-D bool: both still on the device. Gradients are where the backward pass has left them."""
+        step, 0-D bool: both still on the device."""
         flags = [_flags(self._others), *([] if self._late_flags is None else [self._late_flags])]
         self.names = [*_with_gradient(self._others), *_with_gradient(self._late), *self._rows]
         if self._rows:
@@ -110,7 +110,7 @@ class BadSteps(Hook):
         return {"state": self._state.cpu()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from it; where there is none, as at the start. Resuming resets the counter of consecutive skips."""
+        """Resuming resets the counter of consecutive skips."""
         if "state" not in state:
             return
         if not all(0 <= count < 2**53 for count in state["state"][SKIPPED:LOSS].tolist()):

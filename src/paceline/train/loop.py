@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """What a run has behind it that its steps do not show. Kept in checkpoints and shown on the card."""
+    """What a run has behind it that its steps do not show."""
 
     data: tuple[str, ...] = ()  # fingerprints of the training data, in order; empty in older versions' files
     val_data: tuple[str, ...] = ()  # the same of the validation data
@@ -131,8 +131,7 @@ def metrics_due(every: int, done: int, steps: int) -> bool:
 def training_batches(
     run: Assembly, position: Position = BEGINNING, sizes: Iterable[int] | None = None
 ) -> Iterator[tuple[DeviceBatch, Cursor]]:
-    """This rank's batches on its device, from a position on, each with the cursor after it; of so many sequences each,
-    or as the schedule says."""
+    """This rank's batches on its device, each with the cursor after it; of these sizes, or as the schedule says."""
     c, sizes = run.config, sequences_from(run.config, position.step) if sizes is None else sizes
     place = run.place
     source = batches(

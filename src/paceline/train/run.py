@@ -92,8 +92,7 @@ def start_run(
 def resume_run(
     config: RunConfig, folder: RunFolder, ranks: Ranks = SINGLE_PROCESS, options: Options = PLAIN
 ) -> Finished:
-    """Go on from the newest good checkpoint of a run, as if it had not stopped; from the start, if it was stopped
-    before its first, or that is asked for."""
+    """Go on from the newest good checkpoint, or from the start if there is none yet, or that is asked for."""
     with _launched(config, folder, ranks, options) as launch:
         if options.restart:
             from paceline.train.resume import set_aside
@@ -137,8 +136,7 @@ def agreed_facts(config: RunConfig) -> dict[str, str]:
 
 
 def begin(launch: Launch, before: Callable[[], Position] = lambda: BEGINNING) -> Finished:
-    """From step 0. `before` is called on rank 0 before the run's first file is written, and says what it has behind
-    it."""
+    """From step 0. `before`, called on rank 0 before the first file is written, says what the run has behind it."""
     origin, notes = None, tuple[str, ...]()
     if launch.options.init_from is None:
         run, fit = assemble_to_fit(launch.resolved, launch.machine, launch.ranks)

@@ -97,8 +97,8 @@ class Stack:
 def move_(
     stack: Stack, X: Tensor, *, lr: float | Tensor, factor: float, weight_decay: float, cautious: bool = False
 ) -> None:
-    """M ← M (1 - lr·wd) - lr·factor·X for each matrix M, in place. The decay does not see the shape factor. `cautious`:
-    M ← M - lr·factor·(X + lr·wd·M where X and M have one sign or one is 0)."""
+    """M ← M (1 - lr·wd) - lr·factor·X for each matrix M, in place. `cautious`: M ← M - lr·factor·(X + lr·wd·M where X
+    and M have one sign or one is 0)."""
     weights = stack.weights()
     updates = X.to(weights[0].dtype)
     if weight_decay and cautious:
