@@ -37,8 +37,10 @@ def orthogonalise(
     maps: Maps = "quintic",
     eps: float = 1e-7,
 ) -> Tensor:
-    """Matrices (..., r, c) with the singular vectors of G and singular values near 1, in `dtype`, the working format of
-    every product; the norm and the division by it are fp32 at least and rounded once. A zero matrix stays zero."""
+    """Matrices (..., r, c) with the singular vectors of G and singular values near 1, in `dtype`.
+
+    `dtype` is the working format of every product; the norm and the division by it are fp32 at least and rounded once.
+    A zero matrix stays zero, because `eps` is added to its norm. All matrices are independent of each other."""
     X = normalised(G, dtype, norm_of, maps, eps).reshape(-1, *G.shape[-2:])  # bmm wants exactly one batch dimension
     tall = G.shape[-2] > G.shape[-1]
     X = X.mT if tall else X
