@@ -175,7 +175,7 @@ def resume_cost(steps: Steps, folder: Path) -> dict[str, Any]:
 
     def load() -> None:
         store.load_weights_into(newest, dict(assembled.model.named_parameters()))
-        assembled.optimizer.load_state_dict(store.load(newest, without=("model",)).optimizer)
+        assembled.optimizer.load_state_dict(store.load(newest, without=("model",)).groups["optimizer"])
 
     load_s = seconds(load)
     size = sum(path.stat().st_size for path in newest.iterdir())

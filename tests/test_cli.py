@@ -330,3 +330,16 @@ def test_steps_scale_the_schedule_but_a_named_cooldown_stays(parsed: Parse) -> N
     both = parsed("r17-sparse-values", "--scale", "1/16", "--steps", "190")
     assert (both.steps, both.model.width) == (190, 96)
     assert both.optim.schedule.cooldown_steps == pytest.approx(190 * 600 / 1490, abs=1)
+
+
+@pytest.mark.parametrize("word", ["runs/a\udcff", "half a letter \ud83d"])
+def test_bytes_that_are_no_text_are_refused_before_a_run_is_named_by_them(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No card could hold such a name, which is what a folder named in other than UTF-8 comes as."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "demo", "--out", word]) == 2
+    said = capsys.readouterr().err
+    assert "is not text in UTF-8" in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

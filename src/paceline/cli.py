@@ -6,6 +6,7 @@
 import difflib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -89,16 +90,12 @@ def _dispatch(arguments: list[str], output: Output) -> int:
     if name not in VERBS:
         raise UserError(_unknown(name, arguments))
     module, function = VERBS[name].run.split(":")
-    if strange := next((word for word in arguments if _is_no_text(word)), None):
+    # bytes that are not UTF-8 come as halves of characters, which can be neither printed nor written
+    if strange := next((word for word in arguments if re.search("[\ud800-\udfff]", word)), None):
         raise UserError(f"{strange!a} is not text in UTF-8, which no file of a run can hold; rename it")
     flags = migrate_flags(arguments[words:], _warn)
     output.needed = VERBS[name].answers or bool({"-h", "--help"} & set(flags))
     return int(getattr(importlib.import_module(f"paceline.{module}"), function)(flags))
-
-
-def _is_no_text(word: str) -> bool:
-    """Bytes that are not UTF-8 come as halves of characters, which can be neither printed nor written."""
-    return any("\ud800" <= letter <= "\udfff" for letter in word)
 
 
 def _warn(line: str) -> None:
@@ -107,9 +104,8 @@ def _warn(line: str) -> None:
 
 
 def _unknown(name: str, arguments: list[str]) -> str:
-    group = [verb for verb in VERBS if verb.startswith(f"{name} ")]
-    if group:
-        return f"{name!r} needs one of {', '.join(verb.split()[1] for verb in group)}; see paceline --help"
+    if group := [verb.split()[1] for verb in VERBS if verb.startswith(f"{name} ")]:
+        return f"{name!r} needs one of {', '.join(group)}; see paceline --help"
     near = difflib.get_close_matches(" ".join(arguments[:2]), VERBS, n=1) or difflib.get_close_matches(name, VERBS, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(VERBS)}"
     return f"no verb {name!r}; {hint}"
@@ -118,9 +114,8 @@ def _unknown(name: str, arguments: list[str]) -> str:
 def _overview() -> str:
     width = max(map(len, VERBS))
     rows = "\n".join(f"  {name:<{width}}  {verb.summary}" for name, verb in VERBS.items())
-    return (
-        f"usage: paceline VERB [OPTIONS]\n\n{rows}\n\nEvery verb answers --help with an example. Start: paceline train"
-    )
+    end = "Every verb answers --help with an example. Start: paceline train"
+    return f"usage: paceline VERB [OPTIONS]\n\n{rows}\n\n{end}"
 
 
 if __name__ == "__main__":

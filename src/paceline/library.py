@@ -155,21 +155,20 @@ def pretrain(
         raise ConfigError(f"the plug-in {missing[0]} {why}; configure(..., plugins=[FILE])")
     limit_openmp_spin()
     from paceline.text.identity import check_identity
-    from paceline.train.run import start_run
+    from paceline.train.run import Options, start_run
 
     check_identity(config)
 
     began = time.perf_counter()
+    options = Options(
+        preset=preset(config.preset),
+        on_metrics=on_metrics,
+        age=lambda: time.perf_counter() - began,
+        init_from=None if init_from is None else str(init_from),
+        on_step=None if on_step is None else (on_step, on_step_at),
+    )
     with new_run(config.preset, None if out is None else str(out)) as folder:
-        start_run(
-            config,
-            folder,
-            preset=preset(config.preset),
-            on_metrics=on_metrics,
-            age=lambda: time.perf_counter() - began,
-            init_from=None if init_from is None else str(init_from),
-            on_step=None if on_step is None else (on_step, on_step_at),
-        )
+        start_run(config, folder, options=options)
     return Run(folder.path)
 
 

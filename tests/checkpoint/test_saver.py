@@ -35,7 +35,7 @@ def test_the_state_may_change_as_soon_as_save_returns(tmp_path: Path, slow_disk:
     run, state = RunFolder(tmp_path), checkpoint(1)
     with Saver(run, keep=2) as saving:
         saving.save(state)
-        for tensor in (*state.model.values(), *state.optimizer.values()):
+        for tensor in (*state.model.values(), *state.groups["optimizer"].values()):
             tensor.zero_()
         assert run.checkpoints() == []
         slow_disk.set()

@@ -14,10 +14,10 @@ from optim.oracles import muon_steps
 from paceline.backends.registry import Request, find
 from paceline.core.errors import RunError
 from paceline.optim.optimizer import Optimizer
-from paceline.optim.rule import Orthogonalise
-from paceline.optim.sync import global_norm
+from paceline.optim.rule import Orthogonalise, global_norm
 from paceline.settings.model import ModelConfig
 from paceline.settings.optim import AdamConfig, MuonConfig, OptimConfig
+from paceline.train.diagnostics import update_ratios
 
 CONFIG = OptimConfig(muon=MuonConfig(weight_decay=0.02), adam=AdamConfig(weight_decay=0.01))
 PARTS = {"b0.qkv": (8, 8, 8)}
@@ -312,7 +312,7 @@ def test_a_measured_step_is_a_step_with_its_size() -> None:
         set_grads(params, 0)
     step_once(optimizer_of(plain))
     optimizer = optimizer_of(measured)
-    ratios = optimizer.measured_step(settings_of(optimizer))
+    ratios = update_ratios(optimizer, settings_of(optimizer))
     assert equal(dict(flat(plain)), dict(flat(measured)))
     assert ratios.keys() == plain.keys()
     for group, named in plain.items():
@@ -325,7 +325,7 @@ def test_a_measured_step_is_a_step_with_its_size() -> None:
 
 def test_a_measured_group_at_rest_at_zero_gives_zero() -> None:
     optimizer = optimizer_of({"lm_head": {"head": nn.Parameter(torch.zeros(3, 2))}}, parts={})
-    assert optimizer.measured_step(settings_of(optimizer)) == {"lm_head": 0.0}
+    assert update_ratios(optimizer, settings_of(optimizer)) == {"lm_head": 0.0}
 
 
 def test_a_model_without_some_groups_trains() -> None:

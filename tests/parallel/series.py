@@ -141,7 +141,7 @@ def base(data: Path, *, micro_tokens: int | None = LENGTH) -> RunConfig:
 def trained(config: RunConfig, folder: Path, ranks: Ranks, watch: Watch | None = None) -> dict[str, Any]:
     """A run, what each step saw, and the weights that this rank ends with."""
     with watch or Watch() as watched:
-        done = start_run(config, RunFolder(folder), preset=config, ranks=ranks)
+        done = start_run(config, RunFolder(folder), ranks)
     return watched.seen() | {
         "steps_done": done.card.steps_done,
         "exit_code": done.exit_code,
@@ -187,7 +187,7 @@ def bad_numbers(config: RunConfig, folder: Path, ranks: Ranks) -> dict[str, Any]
         patch.object(gradient_step, "accumulate_gradient", gradient),
         patch.object(EmbeddingSync, "start_sums", start_sums),
     ):
-        done = start_run(config, RunFolder(folder), preset=config, ranks=ranks)
+        done = start_run(config, RunFolder(folder), ranks)
     return {"skipped": done.card.skipped_steps, "weights": weights_of(done.run.model)}
 
 
@@ -228,11 +228,11 @@ def the(model: torch.nn.Module, name: str) -> torch.nn.Parameter:
 def spoilt_shards(config: RunConfig, folder: Path, ranks: Ranks) -> int:
     """A run with such numbers in one go, and one that is cut before the last of them and resumed."""
     with bad_shards(ranks):
-        done = start_run(config, RunFolder(folder / "whole"), preset=config, ranks=ranks)
+        done = start_run(config, RunFolder(folder / "whole"), ranks)
     with bad_shards(ranks):
         cut = replace(config, train=replace(config.train, stop_after=3))
         with fresh_corner(ranks, "cut"):
-            start_run(cut, RunFolder(folder / "cut"), preset=config, ranks=ranks)
+            start_run(cut, RunFolder(folder / "cut"), ranks)
         with fresh_corner(ranks, "resumed"):
             resume_run(config, RunFolder(folder / "cut"), ranks)
     return done.card.skipped_steps
@@ -248,7 +248,7 @@ def exhausted(config: RunConfig, folder: Path, ranks: Ranks) -> str:
 
     config = replace(config, bad_steps=replace(config.bad_steps, limit=1))
     with patch.object(gradient_step, "accumulate_gradient", gradient), contextlib.suppress(PacelineError):
-        start_run(config, RunFolder(folder), preset=config, ranks=ranks)
+        start_run(config, RunFolder(folder), ranks)
     gc.collect()  # first the wrapper around the model, which the error held
     dist.destroy_process_group()  # a run that fails leaves it, since others may not answer any more
     return read_card(folder).notes[-1] if ranks.is_main else ""
@@ -264,7 +264,7 @@ def given_up(config: RunConfig, folder: Path, ranks: Ranks) -> dict[str, Any]:
         return validation.validate(*given, **options)
 
     with patch.object(hooks, "validate", validate):
-        cut = start_run(config, RunFolder(folder), preset=config, ranks=ranks).card
+        cut = start_run(config, RunFolder(folder), ranks).card
     with fresh_corner(ranks, "validated"):
         done = resume_run(config, RunFolder(folder), ranks)
     return {"cut": (cut.steps_done, [row[0] for row in cut.losses]), "weights": weights_of(done.run.model)}
@@ -318,7 +318,7 @@ def order_of_a_step(config: RunConfig, folder: Path, ranks: Ranks) -> list[str]:
             stack.enter_context(noting(EmbeddingSync, name))
         for name in ("nesterov_", "move_"):
             stack.enter_context(noting(muon, name))
-        start_run(replace(config, steps=1), RunFolder(folder), preset=config, ranks=ranks)
+        start_run(replace(config, steps=1), RunFolder(folder), ranks)
     return [name for name, _ in itertools.groupby(seen)]
 
 
@@ -358,7 +358,7 @@ def batches_read(config: RunConfig, folder: Path, ranks: Ranks) -> Tensor:
         return accumulate_gradient(model, batch, *given, **options)
 
     with patch.object(gradient_step, "accumulate_gradient", gradient):
-        start_run(config, RunFolder(folder), preset=config, ranks=ranks)
+        start_run(config, RunFolder(folder), ranks)
     return torch.stack(tokens)
 
 
@@ -379,7 +379,7 @@ def kept_in_shards(config: RunConfig, folder: Path, ranks: Ranks, cut: Path | No
     """A run of shards, from its start or on from where others have cut one; elements of weights and slots that this
     rank has kept at its end."""
     if cut is None:
-        run = start_run(config, RunFolder(folder), preset=config, ranks=ranks).run
+        run = start_run(config, RunFolder(folder), ranks).run
     else:
         if ranks.is_main:
             shutil.copytree(cut, folder)

@@ -46,7 +46,7 @@ def main(folder: Path) -> None:
     for name, config in json.loads((folder / "runs.json").read_text()).items():
         read = from_dict(RunConfig, config)
         with fresh_corner(ranks, name):
-            start_run(read, RunFolder(folder / name), preset=read, ranks=ranks)
+            start_run(read, RunFolder(folder / name), ranks)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", ["r01-baseline", "llama-style"])
 def test_two_ranks_train_as_one_does_dropout_included(name: str, runs: Path) -> None:
     config = config_of(name, runs / "data", ParallelConfig())
-    start_run(config, RunFolder(runs / name), preset=config)
+    start_run(config, RunFolder(runs / name))
     assert losses(runs / name)[-1] < losses(runs / name)[0]  # type: ignore[operator]
     for way in WAYS:
         assert losses(runs / f"{name}-{way}") == pytest.approx(losses(runs / name), rel=1e-5), way
@@ -81,9 +81,9 @@ def test_two_ranks_train_as_one_does_dropout_included(name: str, runs: Path) -> 
 def test_a_resumed_run_drops_what_the_uninterrupted_one_drops(name: str, tmp_path: Path) -> None:
     config = config_of(name, tmp_path / "data", ParallelConfig())
     config = replace(config, checkpoint=CheckpointConfig(every=2))
-    start_run(config, RunFolder(tmp_path / "whole"), preset=config)
+    start_run(config, RunFolder(tmp_path / "whole"))
     cut = replace(config, train=replace(config.train, stop_after=2))
-    start_run(cut, RunFolder(tmp_path / "cut"), preset=config)
+    start_run(cut, RunFolder(tmp_path / "cut"))
     resume_run(config, RunFolder(tmp_path / "cut"))
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "cut")

@@ -59,7 +59,7 @@ def long_curve(name: str, folder: Path) -> dict[str, Any]:
         "losses": _hex(losses(folder / "run")),
         "validations": _hex(validations),
         "weights": digest(saved.model),
-        "slots": digest(saved.optimizer),
+        "slots": digest(saved.groups["optimizer"]),
     }
 
 

@@ -73,7 +73,7 @@ def left_by(run: Path) -> dict[str, Any]:
     return {
         "steps": [(record.step, record.train_loss, record.window_tokens) for record in steps],
         "evaluations": [(record.step, record.val_loss) for record in evaluations],
-        "tensors": {f"{group}/{n}": t for group in ("model", "optimizer") for n, t in getattr(state, group).items()},
+        "tensors": {f"{group}/{n}": t for group in ("model", "optimizer") for n, t in state.groups[group].items()},
     }
 
 

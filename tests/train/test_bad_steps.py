@@ -27,10 +27,10 @@ from paceline.settings import schedule
 from paceline.settings.run import BadStepsConfig, RunConfig
 from paceline.text.dataset import open_dataset
 from paceline.train import bad_step_report, gradient_step
-from paceline.train.bad_step_report import first_not_finite
+from paceline.train.bad_step_report import first_not_finite, reason
 from paceline.train.bad_steps import LEARNING_STEPS, BadSteps
 from paceline.train.gradient_step import accumulate_gradient
-from paceline.train.run import resume_run
+from paceline.train.run import Options, resume_run
 from train.tiny import losses, run, tiny_config, weights
 
 Spoil = Callable[[GPT, Tensor], Tensor]
@@ -77,7 +77,7 @@ def test_a_step_with_bad_numbers_is_skipped_counted_and_named(
     run(replace(config, train=replace(config.train, stop_after=2)), tmp_path / "before")
     spoiled, before = (store.load(RunFolder(tmp_path / n).checkpoints()[-1]) for n in ("run", "before"))
     for group in ("model", "optimizer"):
-        one, other = getattr(spoiled, group), getattr(before, group)
+        one, other = spoiled.groups[group], before.groups[group]
         assert all(torch.equal(one[name], other[name]) for name in other), "as if the third step had not been"
     assert (done.card.steps_done, done.card.skipped_steps) == (3, 1)
     culprit = "the loss" if how is spoil_loss else "the gradient of blocks.1.mlp.down"
@@ -171,7 +171,7 @@ def test_a_rewind_goes_back_and_leaves_the_data_out(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(gradient_step, "accumulate_gradient", note)
         cut = replace(config, train=replace(config.train, stop_after=1))
-        resume_run(cut, folder, rewind=4)
+        resume_run(cut, folder, options=Options(rewind=4))
         assert [path.name for path in folder.checkpoints()] == ["step_000004", "step_000005"]
         done = resume_run(config, folder)  # the next launch knows of it
     assert done.card.finished
@@ -202,7 +202,7 @@ def test_a_spike_is_a_loss_far_above_those_before() -> None:
         assert bool(skip) is (spike and step >= LEARNING_STEPS), step
     subject.wait()
     assert (subject.skipped, subject.last_step) == (2, 201)
-    assert subject.reason.startswith("a loss of 5.")
+    assert reason(subject).startswith("a loss of 5.")
 
 
 def test_the_reason_of_a_spike_has_the_loss_and_what_was_usual() -> None:
@@ -212,7 +212,7 @@ def test_the_reason_of_a_spike_has_the_loss_and_what_was_usual() -> None:
         subject.judge(step, torch.tensor([3.0 + off]))
     subject.judge(400, torch.tensor([5.25]))
     subject.wait()
-    found = re.fullmatch(r"a loss of (.+) after (.+) with a standard deviation of (.+)", subject.reason)
+    found = re.fullmatch(r"a loss of (.+) after (.+) with a standard deviation of (.+)", reason(subject))
     assert found is not None
     assert found[1] == "5.2500"
     assert float(found[2]) == pytest.approx(3.0, abs=0.04)

@@ -31,8 +31,8 @@ def test_the_tenth_validation_leaves_no_more_tensors_than_the_second(
 
     def weighed(self: EvaluationHook, settings: StepSettings) -> bool:
         made = plain(self, settings)
-        if len(self.evaluations) in (2, 10):
-            held.setdefault(len(self.evaluations), live_tensor_bytes())
+        if len(self._loop.evaluations) in (2, 10):
+            held.setdefault(len(self._loop.evaluations), live_tensor_bytes())
         return made
 
     monkeypatch.setattr(EvaluationHook, "before_step", weighed)

@@ -14,8 +14,7 @@ import pytest
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.cli import main
 from paceline.metrics.card import read_card
-from paceline.metrics.metrics_file import read_metrics
-from paceline.metrics.recovery import readable, rebuild
+from paceline.metrics.metrics_file import read_metrics, readable, rebuild
 from train.killing import assert_same, left_by, train
 
 STEPS = 9

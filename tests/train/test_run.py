@@ -26,7 +26,7 @@ from paceline.metrics.metrics_file import StepMetrics, read_metrics
 from paceline.model.loss import Losses
 from paceline.text.shard_writer import write_shard
 from paceline.train.gradient_step import accumulate_gradient
-from paceline.train.run import resume_run
+from paceline.train.run import Options, resume_run
 from train.tiny import losses, run, tiny_config, weights
 
 
@@ -243,7 +243,7 @@ def test_one_pass_lets_a_run_go_on_to_its_end_and_refuses_a_rewind_past_it(tmp_p
         run(replace(config, steps=steps + 1), folder.path)
     run(replace(config, train=replace(config.train, stop_after=steps - 2)), folder.path)
     with pytest.raises(ConfigError, match=r"--data\.one-pass forbids"):
-        resume_run(config, folder, rewind=steps - 3)
+        resume_run(config, folder, options=Options(rewind=steps - 3))
     assert resume_run(config, folder).card.finished
 
 

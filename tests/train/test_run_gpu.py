@@ -74,7 +74,7 @@ def test_what_is_saved_is_the_state_of_the_moment(tmp_path: Path) -> None:
             state.fill_(-1)
     for step in (1, 2):
         saved = store.load(RunFolder(tmp_path).checkpoint(step))
-        assert set(saved.model["w"].unique().tolist()) == set(saved.optimizer["s"].tolist()) == {step}
+        assert set(saved.model["w"].unique().tolist()) == set(saved.groups["optimizer"]["s"].tolist()) == {step}
 
 
 def test_a_bad_step_is_skipped_where_it_is_found(tmp_path: Path) -> None:

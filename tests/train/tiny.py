@@ -55,7 +55,7 @@ def narrow_record(name: str, folder: Path, *, steps: int) -> RunConfig:
 
 
 def run(config: RunConfig, folder: Path) -> Finished:
-    return start_run(config, RunFolder(folder), preset=config)
+    return start_run(config, RunFolder(folder))
 
 
 def losses(folder: Path) -> list[float | None]:

@@ -20,8 +20,7 @@ MANIFEST, STATE, CONFIG = "manifest.json", "state.json", "config.json"
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
     name: str
-    bytes: int | None
-    """None: written by format 1, which did not count."""
+    bytes: int | None  # None: written by format 1, which did not count
     blake2b: str
 
 
@@ -30,21 +29,15 @@ class Manifest:
     format: int = FORMAT
     step: int
     files: tuple[FileEntry, ...]
-    seal: str
-    """Hash of everything above."""
+    seal: str  # hash of everything above
 
     def groups(self) -> dict[str, list[str]]:
         """The safetensors files of each group, in order: `group.safetensors` or `group-00001.safetensors` and on."""
         found: dict[str, list[str]] = {}
         for name in (entry.name for entry in self.files if entry.name.endswith(".safetensors")):
-            found.setdefault(_group_of(name), []).append(name)
+            group = name.removesuffix(".safetensors").partition("-")[0]
+            found.setdefault("bad_steps" if group == "guard" else group, []).append(name)  # as format 2 called it
         return found
-
-
-def _group_of(file: str) -> str:
-    """Format 2 called the state of bad steps `guard`."""
-    group = file.removesuffix(".safetensors").partition("-")[0]
-    return "bad_steps" if group == "guard" else group
 
 
 def write_manifest(folder: Path, step: int, files: Iterable[FileEntry]) -> None:

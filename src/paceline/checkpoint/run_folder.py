@@ -18,15 +18,9 @@ from paceline.core.files import check_links, write_json
 from paceline.core.schema import read_json
 from paceline.text.manifest import FILE_NAME as DATASET_FILE
 
-RUNS = Path("runs")
-"""Where runs go unless --out says otherwise."""
-
-SET_ASIDE = "set_aside_"
-"""How the name of a folder begins that holds what a restarted run had left; it is no run of its own."""
-
-LAUNCH_FILE = ".launch"
-"""Names the launch that made the folder, if it may restart itself."""
-
+RUNS = Path("runs")  # where runs go unless --out says otherwise
+SET_ASIDE = "set_aside_"  # how a folder's name begins that holds what a restarted run had left; it is no run
+LAUNCH_FILE = ".launch"  # names the launch that made the folder, if it may restart itself
 _STEP_FOLDER = re.compile(r"step_([0-9]{6,18})")
 
 
@@ -60,7 +54,7 @@ class RunFolder:
         return sorted(found, key=step_of)
 
     def set_aside(self) -> list[Path]:
-        """Checkpoints that a resumed run has passed over (`save.set_aside_after`)."""
+        """Checkpoints that a resumed run has passed over."""
         return list((self.path / "checkpoints").glob("set_aside_step_*"))
 
     def parts(self) -> list[Path]:
@@ -78,9 +72,7 @@ class RunFolder:
 
 
 def step_of(checkpoint: Path) -> int:
-    found = named_step(checkpoint)
-    assert found is not None
-    return found
+    return int(checkpoint.name.removeprefix("step_"))
 
 
 def named_step(folder: Path) -> int | None:
@@ -105,22 +97,18 @@ def _found(where: str | Path) -> RunFolder:
         if (path / "config.json").is_file() or RunFolder(path).checkpoints():  # a checkpoint has the config, too
             return RunFolder(path)
         if path.is_dir():
-            raise RunError(
-                f"{path}: no config.json in it, so it is not a run or its start was interrupted; train again"
-            )
-    raise RunError(f"{where}: no such run; give a run's folder, its name under {RUNS}/, or `latest`; {_known()}")
-
-
-def _known() -> str:
+            why = "so it is not a run or its start was interrupted"
+            raise RunError(f"{path}: no config.json in it, {why}; train again")
     names = sorted(path.parent.name for path in RUNS.glob("*/config.json"))
-    return f"there are {', '.join(names)}" if names else "start one with `paceline train`"
+    known = f"there are {', '.join(names)}" if names else "start one with `paceline train`"
+    raise RunError(f"{where}: no such run; give a run's folder, its name under {RUNS}/, or `latest`; {known}")
 
 
-def latest_run(root: Path = RUNS) -> RunFolder:
-    found = sorted(root.glob("*/config.json"), key=lambda path: path.stat().st_mtime_ns)
-    if not found:
-        raise RunError(f"{root}: holds no run yet; start one with `paceline train`")
-    return RunFolder(found[-1].parent)
+def latest_run() -> RunFolder:
+    newest = max(RUNS.glob("*/config.json"), key=lambda path: path.stat().st_mtime_ns, default=None)
+    if newest is None:
+        raise RunError(f"{RUNS}: holds no run yet; start one with `paceline train`")
+    return RunFolder(newest.parent)
 
 
 def only_writer(path: Path) -> contextlib.AbstractContextManager[int | None]:
@@ -131,25 +119,31 @@ def only_writer(path: Path) -> contextlib.AbstractContextManager[int | None]:
 
 @contextlib.contextmanager
 def new_run(name: str, out: str | None, *, launch: str | None = None) -> Iterator[RunFolder]:
-    """A folder that holds no run yet, and that no other process trains in while the block runs: `out` if given, else
-    `runs/<name>`, numbered if that is taken. A `launch` that is restarted finds the folder that it has begun to fill,
-    by its own name, which is left there. If the block ends in an error before it wrote anything, a new folder goes."""
+    """A folder without a run that no other process trains in: `out`, or else `runs/<name>`, numbered if that is taken.
+    A `launch` that is restarted finds the one that it has begun to fill. A new folder goes if an error ends the block
+    before anything was written."""
     path, made = _chosen(name, out, launch)
-    with _left_only_if_used(path) if made else contextlib.nullcontext(), only_writer(path):
-        _check_free(path, launch)
-        if launch is not None:
-            try:
-                (path / LAUNCH_FILE).write_text(launch, encoding="utf-8")
-            except OSError as error:
-                raise RunError(f"--out {path}: cannot be written ({error.strerror})") from None
-        yield RunFolder(path)
+    try:
+        with only_writer(path):
+            _check_free(path, launch)
+            if launch is not None:
+                try:
+                    (path / LAUNCH_FILE).write_text(launch, encoding="utf-8")
+                except OSError as error:
+                    raise RunError(f"--out {path}: cannot be written ({error.strerror})") from None
+            yield RunFolder(path)
+    except BaseException:
+        if made and all(found.name == LAUNCH_FILE for found in path.iterdir()):
+            (path / LAUNCH_FILE).unlink(missing_ok=True)
+            path.rmdir()
+        raise
 
 
 def _chosen(name: str, out: str | None, launch: str | None) -> tuple[Path, bool]:
     """Where a new run goes, and whether the folder was made for it just now."""
+    if out == "":
+        raise RunError(f"--out '': names no folder; leave it out for one in {RUNS}/")
     if out is not None:
-        if not out:
-            raise RunError(f"--out '': names no folder; leave it out for one in {RUNS}/")
         return Path(out), _make(Path(out))
     for path in (RUNS / (name if number == 1 else f"{name}-{number}") for number in itertools.count(1)):
         if (begun := _is_of(launch, path)) or _make(path):
@@ -158,7 +152,7 @@ def _chosen(name: str, out: str | None, launch: str | None) -> tuple[Path, bool]
 
 
 def _make(path: Path) -> bool:
-    """Whether it was not there before: of two processes, one is told so."""
+    """Whether it was not there before."""
     try:
         path.mkdir(parents=True)
     except OSError as error:
@@ -182,15 +176,3 @@ def _check_free(path: Path, launch: str | None) -> None:
 def _is_of(launch: str | None, path: Path) -> bool:
     file = path / LAUNCH_FILE
     return launch is not None and file.is_file() and file.read_text(encoding="utf-8") == launch
-
-
-@contextlib.contextmanager
-def _left_only_if_used(path: Path) -> Iterator[None]:
-    """A folder in which nothing was written when an error leaves the block goes, too."""
-    try:
-        yield
-    except BaseException:
-        if all(found.name == LAUNCH_FILE for found in path.iterdir()):
-            (path / LAUNCH_FILE).unlink(missing_ok=True)
-            path.rmdir()
-        raise

@@ -1,9 +1,5 @@
 """Checkpoints on the disk: written to a temporary folder, hashed, flushed, renamed, then the oldest are pruned.
-
-A checkpoint is a folder of safetensors files by group (weights, optimizer slots, random states, states of hooks),
-`state.json` (data cursor, metrics position, clocks), `config.json`, and a manifest that vouches for all of them.
-`Saver` does the writing beside the training; `store.py` loads. Nothing is ever pickled.
-"""
+docs/resume.md lists the files of one. `Saver` writes beside the training; `store.py` loads. Nothing is ever pickled."""
 
 import contextlib
 import os
@@ -30,20 +26,13 @@ class Checkpoint:
 
     step: int
     groups: Mapping[str, Mapping[str, Tensor]]
-    """By name: `model`, `optimizer`, `random` (every random state of every rank), `buffers`, and a group for each hook
-    that has a state."""
-    state: Mapping[str, Any]
-    """JSON values: data cursor, metrics position, clocks."""
-    config: Mapping[str, Any] | None = None
-    """The run's whole config; None: the checkpoint is of format 1, which kept none."""
+    """By name: `model`, `optimizer`, `random` (of every rank), `buffers`, and a group for each hook with a state."""
+    state: Mapping[str, Any]  # JSON values: data cursor, metrics position, clocks
+    config: Mapping[str, Any] | None = None  # the run's whole config; format 1 kept none
 
     @property
     def model(self) -> Mapping[str, Tensor]:
         return self.groups["model"]
-
-    @property
-    def optimizer(self) -> Mapping[str, Tensor]:
-        return self.groups["optimizer"]
 
 
 def save(run: RunFolder, checkpoint: Checkpoint, *, keep: int) -> Path:
@@ -63,19 +52,13 @@ def save(run: RunFolder, checkpoint: Checkpoint, *, keep: int) -> Path:
         with contextlib.suppress(OSError):
             shutil.rmtree(temporary)
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise PacelineError(
-            f"{final}: could not be saved ({reason}); the checkpoint before it is intact, {make_room(error)}continue "
-            f"with --resume {run.path}"
-        ) from error
-    _prune(run, keep)
-    return final
-
-
-def _prune(run: RunFolder, keep: int) -> None:
+        then = f"the checkpoint before it is intact, {make_room(error)}continue with --resume {run.path}"
+        raise PacelineError(f"{final}: could not be saved ({reason}); {then}") from error
     for old in (*run.checkpoints()[:-keep], *run.set_aside()):
         shutil.rmtree(old, ignore_errors=True)
     with contextlib.suppress(OSError):
         run.beginning.unlink()
+    return final
 
 
 def _write(folder: Path, checkpoint: Checkpoint) -> None:
@@ -91,8 +74,7 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def set_aside_after(run: RunFolder, step: int) -> None:
-    """Take checkpoints after `step` out of the way of a run that goes on from there: damaged ones, or those it leaves
-    behind. They keep their content until the next save, under another name."""
+    """Rename checkpoints after `step`, damaged or left behind by a run that goes on from there, until the next save."""
     for folder in run.checkpoints():
         if step_of(folder) > step:
             aside = folder.with_name(f"set_aside_{folder.name}")
@@ -103,10 +85,9 @@ def set_aside_after(run: RunFolder, step: int) -> None:
 class Saver:
     """Saves beside the training: a copy of the state on the host, then a thread that writes and publishes it.
 
-    The training waits for the copy alone (on a GPU into pinned memory, which is kept from save to save), and for the
-    save before, if that is not done yet. It costs as much host memory as the state takes. What goes wrong in the thread
-    is raised by the next call here. A process that is killed meanwhile leaves a temporary folder and the checkpoints
-    before. Used as a context: leaving it waits for the last save."""
+    The training waits for the copy (on a GPU into pinned memory, which is kept from save to save), and for the save
+    before, if that is not done yet. What goes wrong in the thread is raised by the next call here. Used as a context:
+    leaving it waits for the last save."""
 
     def __init__(self, run: RunFolder, *, keep: int, writes: bool = True) -> None:
         """`writes`: whether this process keeps and writes what is saved; others only help to gather DTensors."""

@@ -17,7 +17,7 @@ from paceline.checkpoint.verified import newest_good as newest_good
 from paceline.checkpoint.verified import read_manifest
 from paceline.core.errors import RunError
 from paceline.core.schema import read_json
-from paceline.parallel.embedding_sync import rows_of
+from paceline.parallel.embedding_sync import put_rows
 from paceline.settings.model import DType, ModelConfig
 from paceline.settings.spec import describe
 
@@ -71,7 +71,7 @@ def read_group_into(folder: Path, names: Sequence[str], targets: Mapping[str, Te
     _check_shapes(folder, _shapes(files), {name: (tensor.shape, tensor.dtype) for name, tensor in targets.items()})
     with torch.no_grad():
         for name, target in targets.items():
-            _fill(target.detach(), files[name], name)
+            put_rows(target.detach(), files[name].get_slice(name))
 
 
 def check_fits(group: str, saved: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
@@ -88,19 +88,8 @@ def _check_shapes(folder: Path, saved: Shapes, wanted: Shapes) -> None:
         raise RunError(f"{folder}: {strange[0]} {place}; it was written by another model, resume with its config")
     for name, fits in wanted.items():
         if saved[name] != fits:
-            raise RunError(
-                f"{folder}: {name} is {saved[name][1]} {tuple(saved[name][0])}, but this run needs {fits[1]} "
-                f"{tuple(fits[0])}; resume with the config that wrote it"
-            )
-
-
-def _fill(target: Any, file: Any, name: str) -> None:
-    if not hasattr(target, "to_local"):
-        target.copy_(file.get_tensor(name))
-        return
-    mesh = target.device_mesh
-    rows = rows_of(mesh.get_local_rank(), mesh.size(), len(target))
-    target.to_local().copy_(file.get_slice(name)[rows])
+            needs = f"this run needs {fits[1]} {tuple(fits[0])}; resume with the config that wrote it"
+            raise RunError(f"{folder}: {name} is {saved[name][1]} {tuple(saved[name][0])}, but {needs}")
 
 
 def _opened(folder: Path, names: Sequence[str]) -> dict[str, Any]:

@@ -1,14 +1,14 @@
-"""Tensors to safetensors files; `store.py` reads them back.
+"""Tensors to safetensors files, each whole in one of them; `store.py` reads them back.
 
-Each tensor is in one file, whole. Files are hashed while they are written, in pieces that leave the interpreter free
-for the thread that trains, and hold at most 256 MiB, so that they can be verified in parallel.
-torch.distributed.checkpoint was dropped: it keeps its plan as a pickle, and takes 0.8 s to import for what these lines
-do.
+Files are hashed while they are written, in pieces that leave the interpreter free for the thread that trains, and hold
+at most 256 MiB, so that they can be verified in parallel. torch.distributed.checkpoint was dropped: it keeps its plan
+as a pickle, and takes 0.8 s to import.
 """
 
+import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,7 @@ from paceline.checkpoint.manifest import FileEntry
 from paceline.core.files import new_digest
 
 FILE_BYTES = 256 << 20
-WRITE_BYTES = 8 << 20
-"""Written and hashed in one go."""
+WRITE_BYTES = 8 << 20  # written and hashed in one go
 NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
@@ -29,24 +28,15 @@ NAMES = {
 
 def write_group(folder: Path, group: str, tensors: Mapping[str, Tensor]) -> list[FileEntry]:
     """Write plain tensors of the host as files of `group`, flushed to the disk; what a manifest says of them."""
-    return [
-        write_tensors(folder / f"{group}-{number:05d}.safetensors", part)
-        for number, part in enumerate(_by_file(tensors), start=1)
-    ]
-
-
-def _by_file(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """As many for each file as fit, at least one."""
-    part: dict[str, Tensor] = {}
-    size = 0
+    files, size = list[dict[str, Tensor]](), 0
     for name, tensor in tensors.items():
-        if part and size + tensor.nbytes > FILE_BYTES:
-            yield part
-            part, size = {}, 0
-        part[name] = tensor.detach().contiguous()
+        if not files or size + tensor.nbytes > FILE_BYTES:
+            files.append({})
+            size = 0
+        files[-1][name] = tensor.detach().contiguous()
         size += tensor.nbytes
-    if part:
-        yield part
+    names = (folder / f"{group}-{number:05d}.safetensors" for number in itertools.count(1))
+    return [write_tensors(path, part) for path, part in zip(names, files, strict=False)]
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:

@@ -1,8 +1,8 @@
 """Is every byte of a checkpoint or a run still what was written, and which checkpoint is the newest that is? No torch.
 
 Nothing in the folder is opened before all hashes hold; files are hashed by threads (0.5 to 1 GB/s a core). Older
-formats are brought up to date by a table of migrations on their way into memory; their files stay as they are. The
-files beside the checkpoints have no hashes and are read by the rules of their kind.
+formats are brought up to date by a table of migrations on their way into memory. The files beside the checkpoints have
+no hashes and are read by the rules of their kind.
 """
 
 import contextlib
@@ -18,8 +18,7 @@ from paceline.core.errors import ConfigError, PacelineError, RunError
 from paceline.core.files import blake2b_of, is_plain_name
 from paceline.core.schema import MAX_JSON_BYTES, changes, from_dict, parse_json, read_json
 from paceline.metrics.card import CARD_FILE, read_card
-from paceline.metrics.metrics_file import METRICS_FILE, read_metrics
-from paceline.metrics.recovery import readable
+from paceline.metrics.metrics_file import METRICS_FILE, read_metrics, readable
 from paceline.metrics.sinks import missing_lines
 from paceline.text.verify import FileCheck, Verification
 
@@ -107,8 +106,7 @@ def _problem(path: Path, entry: FileEntry) -> str | None:
 
 
 def _claimed_bytes(path: Path) -> int:
-    """How long a file should be of which its manifest has no size: by its header, so that one that somebody has made
-    longer is not read for hours."""
+    """How long a file should be by its header, if its manifest has no size: a longer one is not read for hours."""
     if path.suffix != ".safetensors":
         return min(path.stat().st_size, MAX_JSON_BYTES)
     with open(path, "rb") as file:
@@ -148,8 +146,8 @@ def _objection(usable: Callable[[Path], object], folder: Path) -> str | None:
 
 
 def check_seen(run: RunFolder) -> None:
-    """Raise RunError if no checkpoint can be seen of a run that must have some: to take that for a run that has saved
-    nothing yet would begin it anew. A run that has not shows its `beginning`; one of an older version, no step."""
+    """Raise RunError if no checkpoint can be seen of a run that must have some. One that has saved nothing yet shows
+    its `beginning`; of an older version, no step."""
     folder, hidden = run.beginning.parent, False
     try:
         if run.beginning.name in os.listdir(folder) or run.checkpoints():
@@ -160,30 +158,25 @@ def check_seen(run: RunFolder) -> None:
         reason = f"is a link to {os.readlink(folder)}, which is not there" if hidden else "is not there"
     except OSError as error:
         hidden, reason = True, f"cannot be read ({error.strerror})"
-    if steps := _steps_shown(run):
+    shown = [record.step for record in readable(run.metrics)]
+    with contextlib.suppress(RunError):
+        shown.append(read_card(run.path).steps_done)
+    if steps := max(shown, default=0):
         reason += f", though the run has made {steps:,} steps"
     if hidden or steps:
         raise RunError(f"{folder}: {reason}; put it back, or begin anew with --resume {run.path} --restart")
 
 
-def _steps_shown(run: RunFolder) -> int:
-    steps = [record.step for record in readable(run.metrics)]
-    with contextlib.suppress(RunError):
-        steps.append(read_card(run.path).steps_done)
-    return max(steps, default=0)
-
-
 def read_run_config(run: RunFolder, parse: Callable[[Any], T], *, may_change: tuple[str, ...]) -> tuple[T, str | None]:
-    """What `parse` makes of the run's config, from its own file or, if that is not what was written, from its newest
-    checkpoint; and a line about where it was found, if not where it should be. A file
-    that is missing, damaged or of a newer version is one at which reading or `parse` raises an error of ours. The
-    file has no hash, but a checkpoint's copy has: where they differ in more than the fields that `may_change` begins,
-    the copy is right."""
+    """What `parse` makes of the run's config, from its own file or, where reading or `parse` raises an error of ours,
+    from its newest checkpoint, with a line about that. The file has no hash, but a checkpoint's copy has: where they
+    differ in more than the fields that `may_change` begins, the copy is right."""
     saved = _newest_saved(run, parse)
     try:
         found = parse(run.read_config())
-        if saved is not None:
-            _check_same(run, found, saved[1], may_change)
+        for change in changes(saved[1], found) if saved is not None else ():
+            if not change.field.startswith(may_change):
+                raise ConfigError(f"{run.config}: {change.field} is {change.after}, but was {change.before}")
         return found, None
     except PacelineError as error:
         if saved is None:
@@ -203,22 +196,15 @@ def _newest_saved(run: RunFolder, parse: Callable[[Any], T]) -> tuple[Path, T] |
     return None
 
 
-def _check_same(run: RunFolder, found: object, saved: object, may_change: tuple[str, ...]) -> None:
-    for change in changes(saved, found):
-        if not change.field.startswith(may_change):
-            raise ConfigError(f"{run.config}: {change.field} is {change.after}, but was {change.before}")
-
-
 def is_checkpoint(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
 def verify_checkpoint(folder: Path, *, prefix: str = "") -> Verification:
     """Every file that the manifest names, and the manifest itself."""
-    checks = check_files(folder).items()
-    return Verification(
-        files=tuple(FileCheck(file=f"{prefix}{name}", hashed=True, problem=problem) for name, problem in checks)
-    )
+    found = check_files(folder).items()
+    checks = (FileCheck(file=f"{prefix}{name}", hashed=True, problem=problem) for name, problem in found)
+    return Verification(files=tuple(checks))
 
 
 def verify_run(run: RunFolder, parse_config: Callable[[Any], object]) -> Verification:

@@ -39,8 +39,7 @@ T = TypeVar("T")
 HELP = """Train a preset and leave a run folder with a card, metrics, a checkpoint and a report.
 
 example: paceline train demo --steps 200 --seed 1 --out runs/short"""
-SAMPLE_TOKENS = 120
-"""Length of the sample a run ends with."""
+SAMPLE_TOKENS = 120  # length of the sample a run ends with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +95,10 @@ def train(argv: Sequence[str]) -> int:
 
 
 def _submit(argv: Sequence[str], arguments: TrainArgs) -> int:
-    """The words were parsed here first: a mistake need not wait in a queue."""
     from paceline.commands.slurm import submit
     from paceline.parallel.batch_split import rank_batch
 
-    config, slurm = arguments.config, arguments.slurm
+    config, slurm = arguments.config, arguments.slurm  # checked here: a mistake need not wait in a queue
     rank_batch(config.batch, slurm.nodes * slurm.ranks_per_node, config.parallel.context_parallel)
     submit(argv, slurm, name=config.preset)
     return 0
@@ -110,17 +108,16 @@ def parse_arguments(argv: Sequence[str], base: RunConfig, *, verb: str = "train"
     """The flags on top of `base`, which `base_config` made of the same words. A resumed run keeps preset, size and
     folder."""
     arguments = parse_on_preset(TrainArgs, argv, base, verb=verb, description=description)
+    rewind, restart = arguments.rewind, arguments.restart
     if arguments.resume is None:
-        if arguments.rewind is not None:
-            raise ConfigError(f"--rewind {arguments.rewind} needs a run to go back in; name it with --resume")
-        for flag, given in (("--restart", arguments.restart), ("--allow-other-data", arguments.allow_other_data)):
-            if given:
-                raise ConfigError(f"{flag} concerns a run that is there; name it with --resume")
+        if rewind is not None:
+            raise ConfigError(f"--rewind {rewind} needs a run to go back in; name it with --resume")
+        if restart or arguments.allow_other_data:
+            flag = "--restart" if restart else "--allow-other-data"
+            raise ConfigError(f"{flag} concerns a run that is there; name it with --resume")
         return arguments
-    if arguments.restart and arguments.rewind is not None:
-        raise ConfigError(
-            f"--restart begins at step 0, --rewind {arguments.rewind} goes back less far; give one of them"
-        )
+    if restart and rewind is not None:
+        raise ConfigError(f"--restart begins at step 0, --rewind {rewind} goes back less far; give one of them")
     for flag in ("--scale", "--out", "--config", "--like"):
         if (value := _value_of(flag, argv)) is not None:
             raise ConfigError(f"{flag} {value}: --resume goes on in the run's own folder and size; leave it out")
@@ -164,22 +161,20 @@ def without_effect(base: RunConfig, arguments: Any) -> list[str]:
 def _start(arguments: TrainArgs) -> tuple[RunFolder, "Finished"]:
     from paceline.parallel.ranks import launch_name, ranks_from_environment
     from paceline.text.dataset import check_folder
-    from paceline.train.run import start_run
+    from paceline.train.run import Options, start_run
 
     ranks, name, launch = ranks_from_environment(), arguments.config.preset, launch_name()
     elsewhere = contextlib.nullcontext(RunFolder(Path(name)))  # rank 0 alone writes
     with new_run(name, arguments.out, launch=launch) if ranks.is_main else elsewhere as folder:
         if (where := arguments.config.data.dir) != BUILTIN:
             check_folder(Path(where))  # before ranks compare settings, which follow the data
-        again = launch is not None
-        return folder, start_run(
-            arguments.config, folder, preset=preset(name), ranks=ranks, again=again, init_from=arguments.init_from
-        )
+        options = Options(preset=preset(name), init_from=arguments.init_from, again=launch is not None)
+        return folder, start_run(arguments.config, folder, ranks, options)
 
 
 def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finished"]:
     from paceline.parallel.ranks import launch_name, ranks_from_environment
-    from paceline.train.run import resume_run
+    from paceline.train.run import Options, resume_run
 
     assert arguments.resume is not None
     if (arguments.restart or arguments.rewind is not None) and launch_name() is not None:
@@ -202,19 +197,10 @@ def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finish
                 cure = "name them by --init-from, or start a new run"
                 raise ConfigError(f"--restart: the run began with the weights of {card.init_from}; {cure}")
         if arguments.init_from is not None and not arguments.restart and folder.checkpoints():
-            raise ConfigError(
-                f"--init-from {arguments.init_from}: {folder.path} has begun; start a new run, or --restart"
-            )
-        return folder, resume_run(
-            config,
-            folder,
-            ranks,
-            preset=preset(config.preset),
-            rewind=arguments.rewind,
-            restart=arguments.restart,
-            allow_other_data=arguments.allow_other_data,
-            init_from=arguments.init_from,
-        )
+            begun = f"{folder.path} has begun; start a new run, or --restart"
+            raise ConfigError(f"--init-from {arguments.init_from}: {begun}")
+        same = {name: getattr(arguments, name) for name in ("init_from", "rewind", "restart", "allow_other_data")}
+        return folder, resume_run(config, folder, ranks, Options(preset=preset(config.preset), **same))
 
 
 def _conclude(folder: RunFolder, done: "Finished", *, finish: bool) -> None:
@@ -292,10 +278,8 @@ def _beginning(argv: Sequence[str], plugins: Sequence[PluginRef]) -> RunConfig:
         return preset(named)
     from paceline.recipes.config_file import config_in
 
-    def follow(config: RunConfig, stated: dict[str, Any]) -> RunConfig:
-        return _following(config, argv, stated)
-
-    return config_in(Path(path) if path is not None else open_run(str(run)).config, named, follow, plugins)
+    file = Path(path) if path is not None else open_run(str(run)).config
+    return config_in(file, named, lambda config, stated: _following(config, argv, stated), plugins)
 
 
 def _following(config: RunConfig, argv: Sequence[str], stated: Mapping[str, Any]) -> RunConfig:
@@ -304,19 +288,15 @@ def _following(config: RunConfig, argv: Sequence[str], stated: Mapping[str, Any]
         return config
     from paceline.text.identity import following
 
-    return following(config, {**stated, **_data_settings(argv)}, say_once)
-
-
-def _data_settings(argv: Sequence[str]) -> dict[str, str]:
-    """What the flags say of the data and their vocabulary, by dotted names."""
-    names = ("data.dir", "data.train", *NAMED_TOGETHER)
+    names = ("data.dir", "data.train", *NAMED_TOGETHER)  # what the flags say of the data and their vocabulary
     flags = ((name, spelled) for name in names for spelled in (name, name.replace("_", "-")))
-    return {name: value for name, spelled in flags if (value := _value_of(f"--{spelled}", argv)) is not None}
+    given = {name: value for name, spelled in flags if (value := _value_of(f"--{spelled}", argv)) is not None}
+    return following(config, {**stated, **given}, say_once)
 
 
 def base_config(argv: Sequence[str]) -> RunConfig:
     """What the flags change: the preset scaled to --scale and --steps, with the vocabulary of its data, or the run that
-    is resumed; not for help, whose text reaches the terminal as it is, with its colours."""
+    is resumed, but for help."""
     if ASKS_FOR_HELP.isdisjoint(argv) and (run := _value_of("--resume", argv)) is not None:
         from paceline.checkpoint.verified import read_run_config
 
@@ -324,9 +304,9 @@ def base_config(argv: Sequence[str]) -> RunConfig:
         config, trouble = read_run_config(folder, read_config, may_change=MAY_CHANGE_ON_RESUME)
         if trouble is not None and os.environ.get("RANK", "0") == "0":
             print(trouble)
-        load_plugins_of(config, plugins_in(argv), folder.path)
+        load_plugins_of(config, _values_of("--plugin", argv), folder.path)
         return _extended(with_plugins(config, ()), folder, argv)
-    brought = load_plugins(plugins_in(argv))
+    brought = load_plugins(_values_of("--plugin", argv))
     config = beginning = with_plugins(_beginning(argv, brought), brought)
     if (scale := _value_of("--scale", argv)) is not None:
         config = scaled(config, parse_scale(scale))
@@ -351,10 +331,6 @@ def _extended(config: RunConfig, folder: RunFolder, argv: Sequence[str]) -> RunC
         if card.extended and card.steps > planned:  # it has saved nothing since
             return with_steps(config, card.steps)
     return config
-
-
-def plugins_in(argv: Sequence[str]) -> list[str]:
-    return _values_of("--plugin", argv)
 
 
 def _value_of(flag: str, argv: Sequence[str]) -> str | None:

@@ -1,26 +1,26 @@
 """The run card: one small file that says what was run, on what, and what came out.
 
 Reports, comparisons and boards read cards, the config beside them and the metrics, never a checkpoint. A card is
-written when a run starts, at its validations and at its end, always whole, so a killed run has one that says
-`finished: false`. Values not known yet are null. Reading is strict: a card of another format is an error.
+written, always whole, when a run starts, at its validations and at its end. Values not known yet are null.
 """
 
 import json
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.core.environment import CodeVersion
+from paceline.core.environment import CodeVersion, code_version, environment
 from paceline.core.errors import ConfigError, RunError
 from paceline.core.files import write_json
 from paceline.core.lock import one_at_a_time
 from paceline.core.migrations import migrate_field
 from paceline.core.schema import changes, from_dict, read_json, to_dict
+from paceline.metrics.flops import mean_flops_per_token, utilisation
 from paceline.metrics.meter import Meter
 from paceline.metrics.metrics_file import EvalMetrics, finite
 from paceline.settings.plugins import PluginRef
+from paceline.settings.run import RunConfig
 
 CARD_FILE = "card.json"
 CARD_LOCK = ".card.lock"
@@ -162,8 +162,8 @@ class RunCard:
     @property
     def first_bpb(self) -> float | None:
         """Bits per byte before training, if it was validated then."""
-        named = [dict(zip(LOSS_COLUMNS, row, strict=False)) for row in self.losses[:1]]
-        return next((row.get("val_bpb") for row in named if row.get("step") == 0), None)
+        first = dict(zip(LOSS_COLUMNS, self.losses[0], strict=False)) if self.losses else {}
+        return first.get("val_bpb") if first.get("step") == 0 else None
 
 
 def card_diff(preset: Any, config: Any) -> tuple[FieldChange, ...]:
@@ -179,7 +179,31 @@ def _listed(value: Any) -> Any:
     return [_listed(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def new_card(folder: Path, config: RunConfig, *, parameters: int, data_fingerprint: str, device: str) -> RunCard:
+    """Of a run that begins in this folder."""
+    return RunCard(
+        name=folder.resolve().name,
+        preset=config.preset,
+        track=config.track,
+        seed=config.seed,
+        finished=False,
+        steps=config.steps,
+        steps_done=0,
+        tokens=0,
+        parameters=parameters,
+        data_fingerprint=data_fingerprint,
+        plugins=config.plugins,
+        code_version=code_version(),
+        environment=environment(),
+        started=now(),
+        device=device,
+    )
+
+
 def judged(card: RunCard, found: list[EvalMetrics], meter: Meter) -> RunCard:
+    """With the validations so far."""
+    if not found:
+        return card
     newest = found[-1]
     return replace(
         card,
@@ -193,13 +217,30 @@ def judged(card: RunCard, found: list[EvalMetrics], meter: Meter) -> RunCard:
     )
 
 
+def ended(card: RunCard, config: RunConfig, meter: Meter, *, step: int, tokens: int) -> RunCard:
+    """Of a launch that came to this step."""
+    rate, gpu = meter.mean_tokens_per_s, str(card.environment.get("gpu", "")) or None
+    return replace(
+        card,
+        finished=step == config.steps,
+        steps_done=step,
+        tokens=tokens,
+        train_s=meter.train_s,
+        wall_s=meter.wall_s,
+        startup_s=meter.startup_s,
+        first_steps_s=meter.first_steps_s,
+        tokens_per_s=rate,
+        mfu=utilisation(mean_flops_per_token(config), rate, gpu, gpus=card.ranks),
+        ended=now(),
+    )
+
+
 def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def write_card(folder: Path, card: RunCard) -> None:
-    """Replace the folder's card, wholly or not at all. Losses that are not finite become null. Evaluations that other
-    processes have put on it meanwhile stay."""
+    """Replace the folder's card, wholly or not at all; evaluations that other processes have put on it stay."""
     with one_at_a_time(folder / CARD_LOCK):
         try:
             known = read_card(folder).evaluations
@@ -210,9 +251,9 @@ def write_card(folder: Path, card: RunCard) -> None:
 
 def _replace(folder: Path, card: RunCard, evaluations: tuple[Evaluation, ...]) -> None:
     """With these evaluations; of those of one thing under the same conditions, the last."""
-    subject, newest = attrgetter("kind", "name", "step", "of"), dict[str, Evaluation]()
+    newest = dict[str, Evaluation]()
     for each in evaluations:
-        key = json.dumps(subject(each), sort_keys=True)
+        key = json.dumps([each.kind, each.name, each.step, each.of], sort_keys=True)
         newest.pop(key, None)
         newest[key] = each
     write_json(folder / CARD_FILE, finite(to_dict(replace(card, evaluations=tuple(newest.values())))))
@@ -231,8 +272,7 @@ def read_card(folder: Path) -> RunCard:
             raise RunError(f"{path}: has card format {found!r}, {cure}")
         card = from_dict(RunCard, values)
     except ConfigError as error:
-        place = "" if str(error).startswith(str(path)) else f"{path}: "
-        raise RunError(f"{place}{error}") from None
+        raise RunError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
     today = [(migrate_field(change.field), change) for change in card.diff]  # None: a setting that is gone
     noted = sum(note.startswith(REWOUND) for note in card.notes)  # all that older versions kept of it
     diff = tuple(replace(change, field=name) for name, change in today if name is not None)

@@ -29,8 +29,7 @@ class _TextConsole(Console):
 
 
 def console_on(file: TextIO | None, *, width: int | None = None) -> Console:
-    """The one way to rich. A terminal only where the stream is one: a notebook asks for colour and is none, so it would
-    get escape codes."""
+    """The one way to rich. A notebook asks for colour and is no terminal, so it would get escape codes."""
     there = unchanged(file)
     return _TextConsole(
         file=there, width=width, force_terminal=there.isatty(), force_jupyter=False, markup=False, emoji=False
@@ -47,8 +46,7 @@ def plain_table(*headings: str, **options: Any) -> Table:
 
 
 class ConsoleSink:
-    """Step, loss, tokens/s, time left and the bits per byte of the last validation; every validation on a line of its
-    own."""
+    """A line of the newest step with the bits per byte of the last validation; validations on lines of their own."""
 
     name = "console"
     required = False

@@ -1,8 +1,7 @@
 """From device values to records, without making the device wait.
 
-A record's values are copied to the host as one vector while the device goes on; the record is written as soon as the
-copy has arrived, in order. Only `flush` waits, and it is called where the loop waits anyway: before a validation, a
-checkpoint and at the end.
+A record's values are copied to the host as one vector while the device goes on, and written once they have arrived.
+Only `flush` waits, where the loop waits anyway: before a validation, a checkpoint and at the end.
 """
 
 from collections import deque

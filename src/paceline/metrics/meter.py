@@ -1,8 +1,7 @@
 """The two clocks of a run, and the rates taken from them.
 
 Train time follows the records' rule: it starts at the top of step `untimed_steps` (compilation and warm-up are free)
-and stands still during validation and checkpointing. Wall time starts with the process and never stands still. A
-resumed run adds to both, without untimed steps of its own: a run cannot be interrupted into a better time.
+and stands still during validation and checkpointing. Wall time starts with the process. A resumed run adds to both.
 """
 
 import contextlib
@@ -12,10 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-RATE_STEPS = 20
-"""Steps over which the current rate is taken: short enough to follow the window's growth, long enough to be calm."""
-LAUNCH_VARIABLE = "PACELINE_LAUNCHED"
-"""Epoch seconds of the command that started this process (a launcher of ranks sets it)."""
+RATE_STEPS = 20  # over which the current rate is taken: few enough to follow the window's growth, enough to be calm
+LAUNCH_VARIABLE = "PACELINE_LAUNCHED"  # epoch seconds of the command that started this process; a launcher sets it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,17 +1,20 @@
-"""What is known after a step and after a validation, as one line of JSON each, and how those lines are read back.
+"""What is known after a step and after a validation, as one line of JSON each, and how those lines are read back, also
+from a damaged file.
 
-`metrics.jsonl` is the only place where a run's curves are kept; every other tracker gets the same two records. A value
-that is not finite is written as null, because JSON has no word for it and a diverged run must still be readable. A
-crash can tear the last line and no other, so reading forgives bytes after the last newline and nothing else.
+`metrics.jsonl` is the only place where a run's curves are kept. A value that is not finite is written as null, because
+JSON has no word for it. A crash can tear the last line and no other, so reading forgives bytes after the last newline.
 """
 
 import json
 import math
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from paceline.core.errors import ConfigError, RunError
+from paceline.core.files import atomic_write
 from paceline.core.schema import from_dict, parse_json, to_dict
 
 METRICS_FILE = "metrics.jsonl"
@@ -98,20 +101,70 @@ def read_rest(file: IO[bytes]) -> bytes:
 
 def read_metrics(folder: Path) -> tuple[list[StepMetrics], list[EvalMetrics]]:
     """Every record of the run in `folder`, in the order written. A torn last line is left out."""
-    path = folder / METRICS_FILE
-    try:
-        with open(path, "rb") as file:
-            whole_lines = read_rest(file).split(b"\n")[:-1]  # after the last newline: nothing, or a torn line
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror}); give the folder of a run") from None
-    steps, evaluations = [], []
+    path, found = folder / METRICS_FILE, list[Metrics]()
+    whole_lines = _bytes(path).split(b"\n")[:-1]  # after the last newline: nothing, or a torn line
     for number, line in enumerate(whole_lines, start=1):
         try:
-            metrics = from_line(line.decode("utf-8"))
+            found.append(from_line(line.decode("utf-8")))
         except (ValueError, RecursionError, ConfigError) as error:
             raise RunError(f"{path}, line {number}: not a record ({error}); the file is damaged") from None
-        if isinstance(metrics, StepMetrics):
-            steps.append(metrics)
-        else:
-            evaluations.append(metrics)
-    return steps, evaluations
+    return [m for m in found if isinstance(m, StepMetrics)], [m for m in found if isinstance(m, EvalMetrics)]
+
+
+def readable(path: Path) -> list[Metrics]:
+    """The records that can be read, in the order written; none of a file that is not there."""
+    return [record for line in _lines(_bytes(path, may_lack=True)) if (record := _record(line)) is not None]
+
+
+def rebuild(path: Path, size: int, kept: Sequence[EvalMetrics]) -> str | None:
+    """Put the first `size` bytes of the file in order, with the validations that a checkpoint has kept; the file as it
+    was stays beside it. Returns what was wrong; None: nothing. A line that is lost is replaced by as many spaces, which
+    every reader of JSON skips before the next record, so that all checkpoints still find their place in the file."""
+    data = _bytes(path, may_lack=True)
+    lines = _lines(data[:size])
+    records = [_record(line) for line in lines]
+    lost = sum(record is None and line.strip(b" ") != b"" for line, record in zip(lines, records, strict=True))
+    if not lost:
+        return None
+    there = {record.step for record in records if isinstance(record, EvalMetrics)}
+    missing = sorted((record for record in kept if record.step not in there), key=lambda record: record.step)
+    back, following = list[int](), math.inf
+    for index in reversed(range(len(lines))):
+        record, width = records[index], len(lines[index])
+        if record is not None:
+            following = record.step
+            continue
+        fits = missing and missing[-1].step <= following and len(to_line(missing[-1])) <= width
+        if fits:
+            back.append(following := missing[-1].step)
+        lines[index] = (to_line(missing.pop()).encode() if fits else b"").rjust(width)
+    shutil.copy2(path, aside := path.with_name(f"{path.name}.damaged"))
+    with atomic_write(path) as file:
+        file.write(b"".join(lines) + data[size:])
+    steps = ", ".join(map(str, reversed(back)))
+    restored = f"; of the validations, that of step {steps} is put back from the checkpoint" if back else ""
+    return f"{path.name}: {lost} of {len(lines)} lines could not be read and are left out ({aside.name}){restored}"
+
+
+def _lines(data: bytes) -> list[bytes]:
+    """With their newlines; the last may be torn."""
+    *whole, torn = data.split(b"\n")
+    return [*(line + b"\n" for line in whole), *([torn] if torn else [])]
+
+
+def _record(line: bytes) -> Metrics | None:
+    """None: nothing that can be read."""
+    try:
+        return from_line(line.decode("utf-8")) if line.endswith(b"\n") else None
+    except (ValueError, RecursionError, ConfigError):
+        return None
+
+
+def _bytes(path: Path, *, may_lack: bool = False) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return read_rest(file)
+    except OSError as error:
+        if may_lack and isinstance(error, FileNotFoundError):
+            return b""
+        raise RunError(f"{path}: cannot be read ({error.strerror}); give the folder of a run") from None

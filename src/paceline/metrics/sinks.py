@@ -1,8 +1,7 @@
 """Where metrics go: a protocol, the JSONL file that every run has, and one sink that feeds many.
 
-The file is flushed line by line, so a killed run loses at most the line it was writing. A checkpoint stores
-`position()`; a resumed run cuts the file there before it writes on, so its curve has no gap and no line twice.
-A tracker that fails is dropped with one warning. The file is the exception: without it there is no run to report.
+The file is flushed line by line. A checkpoint stores `position()`; a resumed run cuts the file there before it writes
+on, so its curve has no gap and no line twice. A tracker that fails is dropped with one warning.
 """
 
 import os
@@ -91,15 +90,14 @@ def _to_stderr(line: str) -> None:
 
 
 class FanOut:
-    """All sinks as one. An optional one that raises is dropped with one warning line; a required one ends the run."""
+    """All sinks as one."""
 
     name = "all sinks"
     required = True
 
     def __init__(self, sinks: Iterable[Sink], warn: Callable[[str], None] = _to_stderr) -> None:
         self._sinks, self._warn = list(sinks), warn
-        self.dropped: list[str] = []
-        """What was told, or an output that is lost has told, of each that failed."""
+        self.dropped: list[str] = []  # what was told of each that failed
 
     def write(self, metrics: Metrics) -> None:
         self._each(lambda sink: sink.write(metrics))

@@ -1,10 +1,9 @@
 """TensorBoard, Weights & Biases and trackio: each by one flag, none needed, each on a thread of its own.
 
 A tracker may raise, hang or fall behind at any call, its import and start included. Its failure is raised by the sink's
-next call, on which `FanOut` drops the sink with one line; no step waits for a network. The threads are daemons: a call
-that never returns does not keep the process from ending. Only a library that is not installed is refused before the run
-starts. A resumed run goes on in the same place; steps that are made again have the bits they had, so it does no harm
-that the online trackers keep the first value of each.
+next call, on which `FanOut` drops the sink with one line; no step waits for a network, and no call that never returns
+keeps the process from ending. A resumed run goes on in the same place; steps that are made again have the bits they
+had, so online trackers may keep the first value of each.
 """
 
 import hashlib

@@ -1,9 +1,8 @@
 """The orthogonal factor of a matrix, approximately, by matrix products alone.
 
 An odd quintic acts on every singular value and leaves the singular vectors: X ← aX + b(XXᵀ)X + c(XXᵀ)²X. Its
-coefficients are chosen for slope at 0, not for convergence: five rounds send each σ in [0.003, 1] into [0.68, 1.21]
-and never to exactly 1, which costs an optimizer nothing. Tall matrices are worked on transposed, where XXᵀ is small.
-All matrices of one shape go through as one batch: on a GPU many small problems one after another leave it idle.
+coefficients are chosen for slope at 0: five rounds send each σ in [0.003, 1] into [0.68, 1.21]. Tall matrices are
+worked on transposed, where XXᵀ is small. Matrices of one shape are one batch: many small problems leave a GPU idle.
 """
 
 from collections.abc import Callable
@@ -12,8 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Iteration = Callable[..., Tensor]
-"""`orthogonalise`, or a back end of it with the same arguments."""
+Iteration = Callable[..., Tensor]  # `orthogonalise`, or a back end of it with the same arguments
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """(a, b, c) as published with Muon (K. Jordan et al., 2024): a slope at 0 as large as keeps σ near 1 after 5 rounds."""
 POLAR_EXPRESS = (

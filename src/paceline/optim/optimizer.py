@@ -1,8 +1,7 @@
 """The one optimizer of a run: a rule for every group of parameters, and the state of all as named tensors.
 
-The only place where weights change. The settings of a step come in with it (`settings/schedule.py`), so the only state
-is the step counter and the slots, and the same step always does the same work: a parameter without a gradient counts as
-one whose gradient is zero. No global state is read or changed, and nothing waits for the device.
+The only place where weights change. The only state is the step counter and the slots. A parameter without a gradient
+counts as one whose gradient is zero. Nothing waits for the device.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,8 +13,7 @@ from torch import Tensor, nn
 from paceline.core.errors import RunError
 from paceline.kernels.row_gradients import RowGradients, coalesced
 from paceline.optim.newton_schulz import Iteration, orthogonalise
-from paceline.optim.rule import Event, Orthogonalise, RuleContext, Slot, find_rule, no_more
-from paceline.optim.sync import global_norm
+from paceline.optim.rule import Event, Orthogonalise, RuleContext, Slot, find_rule, global_norm, no_more
 from paceline.settings.groups import GroupSettings, ParamGroup
 from paceline.settings.optim import MuonConfig
 
@@ -41,10 +39,9 @@ class Optimizer:
         self.clip_norm, self.steps_taken = clip_norm, 0
         self._sync, self._row_gradients = context.sync, dict(row_gradients or {})
         self._row_sums: dict[str, tuple[Tensor, Tensor]] = {}
+        # groups whose gradients may still be on their way after the backward pass
         self._late = {n for n, named in self.groups.items() if any(map(self._sync.is_deferred, named.values()))}
-        """Groups whose gradients may still be on their way after the backward pass."""
-        self._skipped: Tensor | None = None
-        """How many steps were skipped, counted on the device, fp32."""
+        self._skipped: Tensor | None = None  # how many steps were, counted on the device, fp32
         self._pending = {
             name: torch.zeros_like(param, memory_format=torch.contiguous_format)
             for group, named in self.groups.items()
@@ -55,11 +52,9 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, settings: Mapping[str, GroupSettings], *, skip: Tensor | None = None) -> None:
-        """Move every group whose settings say so, by the gradients that are there now.
-
-        With `clip_norm` they are scaled in place first. Where `skip` (bool, 0-D, on the parameters' device) is true,
-        weights and state stay as they are, whatever the gradients hold; the host need not know. Groups whose gradients
-        are here work first; deferred gradients travel meanwhile, and gathered rows while the others are completed."""
+        """Move every group whose settings say so, by the gradients that are there now; with `clip_norm` they are scaled
+        in place first. Where `skip` (bool, 0-D, on the parameters' device) is true, weights and state stay as they are,
+        whatever the gradients hold. Groups whose gradients are here work first, while deferred ones travel."""
         if self.clip_norm is not None:
             self._clip(self.clip_norm)
         self.steps_taken += 1
@@ -85,8 +80,8 @@ class Optimizer:
         return self.rules[name].start(Event(settings=settings, step=step, skipped=skipped, skip=skip, rows=rows))
 
     def _add_pending(self, named: NamedParams, *, moves: bool, skip: Tensor | None) -> None:
-        """Take what earlier steps have left into the gradients, or leave these for a later one. The gradient of a
-        skipped step is dropped, and with it what was left, if this one would have moved."""
+        """Take what earlier steps have left into the gradients, or leave these for later. A skipped step drops its own,
+        and what was left, if it would have moved."""
         for name, param in named.items():
             pending, fresh = self._pending[name], param.grad
             if fresh is None:
@@ -97,18 +92,8 @@ class Optimizer:
             else:
                 pending.add_(fresh if skip is None else fresh.masked_fill(skip, 0.0))
 
-    @torch.no_grad()
-    def measured_step(self, settings: Mapping[str, GroupSettings], *, skip: Tensor | None = None) -> dict[str, Tensor]:
-        """`step`, and for each group the norm of its update over the norm of its weights, as fp32 0-D tensors.
-
-        The weights are those after the step, so that a group that starts at 0 gives 1 and not infinity; a group at rest
-        at 0 gives 0. Costs a copy of all weights, hence a method of its own."""
-        before = {group: [param.clone() for param in named.values()] for group, named in self.groups.items()}
-        self.step(settings, skip=skip)
-        return {group: _ratio(before[group], list(named.values())) for group, named in self.groups.items()}
-
     def zero_grad(self) -> None:
-        """Forget all gradients. None, not zeros: the first micro-batch then writes its gradient and need not add it."""
+        """None, not zeros: the first micro-batch then writes its gradient and need not add it."""
         for param in self._all_params():
             param.grad = None
         self.clear_rows()
@@ -135,11 +120,11 @@ class Optimizer:
         return global_norm([dense, global_norm(rows)]) if rows else dense
 
     def state_dict(self, *, wanted: bool = True, copied: bool = True) -> dict[str, Tensor]:
-        """The whole state by name, one entry per parameter and slot whatever the stacking. Later steps do not change
-        it, unless it is asked for not `copied`: for somebody who copies it at once. The names are there before the
-        first step. Where parameters are shared all processes must call this; those that do not want the state help and
-        get nothing."""
-        state = {"step": torch.tensor(self._steps_counted())} if wanted else {}
+        """The whole state by name, one entry per parameter and slot whatever the stacking, also before the first step.
+        Not `copied`: later steps change it. Where parameters are shared all processes call this; those that do not
+        want the state get nothing."""
+        skipped = 0 if self._skipped is None else int(self._skipped.item())  # waits for the device
+        state = {"step": torch.tensor(self.steps_taken - skipped)} if wanted else {}
         for name, slot in self._slots().items():
             if slot.rows is not None and slot.param is not None:
                 whole = self._sync.whole(slot.kept(), slot.param)
@@ -149,16 +134,12 @@ class Optimizer:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a `state_dict`, bit for bit. Names, shapes and dtypes must all fit; else nothing is changed."""
+        """Names, shapes and dtypes must all fit; else nothing is changed."""
         slots = self._slots()
         _check_state(state, {"step": Slot([torch.tensor(0)]), **slots})
         self.steps_taken, self._skipped = int(state["step"].item()), None
         for name, slot in slots.items():
             slot.fill(state[name])
-
-    def _steps_counted(self) -> int:
-        """Steps that moved something. Waits for the device if any may have been skipped."""
-        return self.steps_taken - (0 if self._skipped is None else int(self._skipped.item()))
 
     def _clip(self, clip_norm: float) -> None:
         scale = (clip_norm / (self.gradient_norm() + 1e-6)).clamp(max=1.0)  # 1e-6: as torch.nn.utils.clip_grad_norm_
@@ -175,11 +156,6 @@ class Optimizer:
         return [param for named in self.groups.values() for param in named.values()]
 
 
-def _ratio(before: list[Tensor], after: list[Tensor]) -> Tensor:
-    update_norm = global_norm([new - old for new, old in zip(after, before, strict=True)])
-    return torch.where(update_norm > 0, update_norm / global_norm(after), 0.0)
-
-
 def newton_schulz(muon: MuonConfig, iteration: Iteration = orthogonalise, *, bf16_products: bool) -> Orthogonalise:
     """Muon's iteration as the config asks for it, by a back end; in fp32 where the device has no bf16 products."""
     dtype = torch.bfloat16 if muon.ns_dtype == "bf16" and bf16_products else torch.float32
@@ -188,7 +164,7 @@ def newton_schulz(muon: MuonConfig, iteration: Iteration = orthogonalise, *, bf1
 
 
 def _check_names(params: Mapping[str, NamedParams]) -> None:
-    """A parameter in two groups would move twice; two of one name would share a slot in a checkpoint."""
+    """Each parameter, and each name, in one group only."""
     places: dict[object, str] = {}
     for group, named in params.items():
         for name, param in named.items():
@@ -198,19 +174,13 @@ def _check_names(params: Mapping[str, NamedParams]) -> None:
 
 
 def _check_state(state: Mapping[str, Tensor], own: Mapping[str, Slot]) -> None:
+    cure = "it was written by another model or another --optim.matrices; resume with the config that wrote it"
     if missing := sorted(set(own) - set(state)):
-        raise RunError(
-            f"optimizer state lacks {missing[0]} ({len(missing)} missing in all): it was written by another model or "
-            f"another --optim.matrices; resume with the config that wrote it"
-        )
+        raise RunError(f"optimizer state lacks {missing[0]} ({len(missing)} missing in all): {cure}")
     if unknown := sorted(set(state) - set(own)):
-        raise RunError(
-            f"optimizer state has {unknown[0]} ({len(unknown)} unknown in all), for which this run has no place; "
-            f"resume with the config that wrote it"
-        )
+        raise RunError(f"optimizer state has {unknown[0]} ({len(unknown)} unknown in all): {cure}")
     for name, slot in own.items():
-        if (state[name].shape, state[name].dtype) != (slot.shape, slot.dtype):
-            raise RunError(
-                f"optimizer state {name} is {state[name].dtype} {tuple(state[name].shape)}, but this run needs "
-                f"{slot.dtype} {tuple(slot.shape)}; resume with the config that wrote it"
-            )
+        saved, needed = ((each.dtype, tuple(each.shape)) for each in (state[name], slot))
+        if saved != needed:
+            needs = f"but this run needs {needed[0]} {needed[1]}"
+            raise RunError(f"optimizer state {name} is {saved[0]} {saved[1]}, {needs}: {cure}")

@@ -4,12 +4,11 @@
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from paceline.optim.sync import ParamSync
 from paceline.settings import plugins
 from paceline.settings.groups import GroupSettings, ParamGroup
 from paceline.settings.optim import MuonConfig
@@ -18,13 +17,65 @@ Orthogonalise = Callable[[Tensor], Tensor]
 """Directions (n, r, c) to orthogonal factors (n, r, c), each matrix independent of the others."""
 ShareWork = Callable[[Orthogonalise, list[Tensor], Sequence[Any]], Iterable[Tensor]]
 """Decides which process orthogonalises which matrices, given the direction of every stack as its momentum is laid out.
-The work is done when it returns; the result of a stack, in the same layout, may still be on its way until it is
-taken."""
+The result of a stack, in the same layout, may still be on its way until it is taken."""
 
 
 def all_here(orthogonalise: Orthogonalise, directions: list[Tensor], _: Sequence[Any]) -> list[Tensor]:
     """The `ShareWork` of a single process."""
     return [orthogonalise(stack) for stack in directions]
+
+
+class ParamSync:
+    """Parameters that several processes share (`parallel/embedding_sync.py`, `parallel/fsdp.py`), as a rule meets them.
+    The answers here are those of a single process, which keeps all rows and waits for nobody."""
+
+    def await_gradients(self) -> None:
+        """Return when every deferred `.grad` is the sum over all processes. Again in the same step, at once."""
+
+    def is_deferred(self, param: Tensor) -> bool:
+        """Whether its gradient may still be on its way after the backward pass."""
+        return False
+
+    def rows(self, param: Tensor) -> slice | None:
+        """The rows that this process keeps slots of and updates; None: all."""
+        return None
+
+    def own(self, param: Tensor, of: Tensor) -> Tensor:
+        """Those rows of the parameter itself or of its gradient, as a view."""
+        return of
+
+    def grad(self, param: nn.Parameter) -> Tensor:
+        """The own rows of its gradient; zeros where it has none."""
+        return torch.zeros_like(self.own(param, param.detach())) if param.grad is None else self.own(param, param.grad)
+
+    def norm(self, params: Iterable[nn.Parameter]) -> Tensor:
+        """`global_norm` of these parameters' whole gradients, the same on every process."""
+        return global_norm([param.grad for param in params if param.grad is not None])
+
+    def gather_rows(self, ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Row gradients of all processes one after another; ids (N,) and rows (N, width) of each."""
+        return ids, rows
+
+    def start_gather(self, param: Tensor) -> None:
+        """The own rows are updated; begin to fill in those of the others."""
+
+    def finish_gathers(self) -> None:
+        """Return when every gathered parameter is whole."""
+
+    def whole(self, own: Tensor, param: Tensor) -> Tensor:
+        """A new tensor of the parameter's shape from every process's own rows; all processes call this together."""
+        return own.clone()
+
+
+def global_norm(tensors: list[Tensor]) -> Tensor:
+    """Norm of all tensors as one vector, summed in fp32 whatever their dtype; 0-D, without waiting for the device."""
+    norm: Tensor = torch.linalg.vector_norm(norms_of(tensors))
+    return norm
+
+
+def norms_of(tensors: list[Tensor]) -> Tensor:
+    """Norm of each tensor, summed in fp32 whatever its dtype, (n,)."""
+    return torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32)) if tensors else torch.zeros(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +84,7 @@ class RuleContext:
 
     orthogonalise: Orthogonalise
     muon: MuonConfig = field(default_factory=MuonConfig)
-    parts: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Parameters that are several matrices stacked in rows, with the rows of each."""
+    parts: Mapping[str, Sequence[int]] = field(default_factory=dict)  # rows of each matrix stacked in a parameter
     share_work: ShareWork = all_here
     sync: ParamSync = field(default_factory=ParamSync)
 
@@ -44,10 +94,8 @@ class Event:
     """One update of a group."""
 
     settings: GroupSettings
-    step: int
-    """Updates of this group, this one included, of which ..."""
-    skipped: Tensor | None = None
-    """... so many were none, 0-D fp32 on the device."""
+    step: int  # updates of this group, this one included, of which ...
+    skipped: Tensor | None = None  # ... so many were none, 0-D fp32 on the device
     skip: Tensor | None = None
     """0-D bool on the device: where it is true, weights and slots stay as they are, whatever the gradients hold."""
     rows: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -58,8 +106,7 @@ class Event:
 class Slot:
     """One parameter's state of one kind (momentum, a moment), under one name in a checkpoint however it is kept."""
 
-    pieces: list[Tensor]
-    """Buffers that follow each other by rows, in stacks of different shapes perhaps."""
+    pieces: list[Tensor]  # buffers that follow each other by rows, in stacks of different shapes perhaps
     param: Tensor | None = None
     rows: slice | None = None
     """Of the parameter's state, if only these are kept here and other processes have the rest; None: all."""
@@ -94,21 +141,16 @@ class Rule(Protocol):
     def __init__(self, group: ParamGroup, params: Mapping[str, nn.Parameter], context: RuleContext) -> None: ...
 
     def start(self, event: Event) -> Callable[[], None]:
-        """Do the work that needs gradients; the function returned completes the update. In between, other groups work
-        and what processes send each other travels."""
+        """Do the work that needs gradients; the function returned completes the update, after other groups' work."""
 
     def state(self) -> dict[str, Slot]:
         """Every slot by its name in a checkpoint."""
 
 
 def find_rule(name: str) -> type[Rule]:
-    """Of a plug-in, or the class `Rule` of the module `optim/rules/<name>.py`; `settings.groups` refuses names without
-    one."""
-    brought: type[Rule] | None = plugins.find("rules", name)
-    if brought is not None:
-        return brought
-    found: type[Rule] = importlib.import_module(f"paceline.optim.rules.{name}").Rule
-    return found
+    """Of a plug-in, or of `optim/rules/<name>.py`; `settings.groups` refuses names without one."""
+    found: type[Rule] | None = plugins.find("rules", name)
+    return found or cast(type[Rule], importlib.import_module(f"paceline.optim.rules.{name}").Rule)
 
 
 def no_more() -> None:

@@ -38,33 +38,23 @@ def rank_batch(batch: BatchConfig, world: int, parts: int = 1) -> BatchConfig:
     """The part of a step that each of `world` ranks computes, `parts` of them at a sequence, in micro-batches of the
     asked size or of the whole share, if that is smaller. Ranks that cannot share equally are refused."""
     if world % parts:
-        raise ConfigError(
-            f"--parallel.context-parallel {parts} does not divide the number of ranks, {world}; start a multiple of "
-            f"{parts} with torchrun --nproc-per-node"
-        )
+        cure = f"start a multiple of {parts} with torchrun --nproc-per-node"
+        raise ConfigError(f"--parallel.context-parallel {parts} does not divide the number of ranks, {world}; {cure}")
     if world == 1:
         return batch
-    _check_divisible(batch, world // parts)
+    if batch.sequences % (runs := world // parts):
+        unit = runs * batch.sequence_tokens
+        below = batch.tokens // unit * unit
+        fits = f"{below:,} or {below + unit:,}" if below else f"{unit:,}"
+        has = f"{batch.sequences} sequences of {batch.sequence_tokens:,} tokens cannot be shared equally"
+        cure = f"use {fits}, or another --nproc-per-node"
+        raise ConfigError(f"--batch.tokens {batch.tokens:,}: {has} by {runs} ranks; {cure}")
     tokens, micro = batch.tokens * parts // world, batch.micro_tokens
     if micro is not None:
         micro = min(micro, tokens)
         if tokens % micro:
             fit = next(n for n in range(micro, 0, -batch.sequence_tokens) if tokens % n == 0)
-            raise ConfigError(
-                f"--batch.micro-tokens {micro:,} does not divide {tokens:,}, the tokens of a step on each of {world} "
-                f"ranks; use {fit:,}"
-            )
+            of = f"{tokens:,}, the tokens of a step on each of {world} ranks"
+            raise ConfigError(f"--batch.micro-tokens {micro:,} does not divide {of}; use {fit:,}")
         micro //= parts
     return BatchConfig(tokens=tokens // parts, sequence_tokens=batch.sequence_tokens // parts, micro_tokens=micro)
-
-
-def _check_divisible(batch: BatchConfig, world: int) -> None:
-    if batch.sequences % world == 0:
-        return
-    unit = world * batch.sequence_tokens
-    below = batch.tokens // unit * unit
-    fits = f"{below:,} or {below + unit:,}" if below else f"{unit:,}"
-    raise ConfigError(
-        f"--batch.tokens {batch.tokens:,}: {batch.sequences} sequences of {batch.sequence_tokens:,} tokens cannot be "
-        f"shared equally by {world} ranks; use {fits}, or another --nproc-per-node"
-    )

@@ -1,11 +1,10 @@
 """One sequence split over ranks (`parallel.context_parallel`): each holds a slice of every sequence of its micro-batch.
 
-Only attention looks beyond a token: in every layer a slice fetches a halo from the ranks to its left, the keys and
-values that its first queries see, as long as the widest window. Gradients of a halo go back the same way. Attention is
-any back end's: it is given the halo before the slice, with queries of zero for it whose results are thrown away (record
-18 in two slices of 32,768 tokens: 5 % more queries). Slices are whole blocks of 128, so a window counted in blocks cuts
-where it did. Not compiled: a compiler that sees no use of a result may leave out an exchange that another rank waits
-for (the first rank's empty halo was the case).
+In every layer a slice fetches a halo from the ranks to its left, the keys and values that its first queries see, as
+long as the widest window; gradients of a halo go back the same way. Attention is any back end's: it is given the halo
+before the slice, with queries of zero whose results are thrown away (record 18 in two slices: 5 % more queries). Slices
+are whole blocks of 128, so a window counted in blocks cuts where it did. Not compiled: a compiler that sees no use of a
+result, such as the first rank's empty halo, may leave out an exchange that another rank waits for.
 """
 
 from datetime import timedelta
@@ -58,8 +57,7 @@ def halo_sizes(part: int, tokens: int, reach: int) -> list[int]:
 
 
 def _continued(halo_BT: Tensor, own_BT: Tensor, sizes: list[int]) -> Tensor:
-    """Document ids of halo and slice as one rising sequence; each rank has counted from 0 at its slice's start. Ids are
-    compared with each other only."""
+    """Document ids of halo and slice as one rising sequence; each rank has counted from 0 at its slice's start."""
     parts, opened = [], torch.zeros_like(own_BT[:, :1])
     for ids in (*halo_BT.split(sizes, dim=1), own_BT) if sizes else (own_BT,):
         parts.append(ids + opened)
@@ -69,7 +67,7 @@ def _continued(halo_BT: Tensor, own_BT: Tensor, sizes: list[int]) -> Tensor:
 
 class _FromLeft(torch.autograd.Function):
     """The `reach` tokens before this rank's x (B, T, ...), as far as there are any, from the ranks that have them. All
-    ranks of a sequence are here together, in both passes: the first one has nothing to fetch and still sends."""
+    ranks of a sequence call it together, in both passes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, reach: int, group: dist.ProcessGroup) -> Tensor:
@@ -95,18 +93,14 @@ def _from_left(x: Tensor, reach: int, group: dist.ProcessGroup) -> Tensor:
     return found
 
 
-Sizes = list[tuple[int, int]]
-"""(rank of the group, tokens that it and this one exchange), the nearest first."""
+Sizes = list[tuple[int, int]]  # (rank of the group, tokens that it and this one exchange), the nearest first
 
 
 def _neighbours(group: dist.ProcessGroup, tokens: int, reach: int) -> tuple[Sizes, Sizes]:
     """To the left and to the right."""
     me, world = dist.get_rank(group), dist.get_world_size(group)
-    left, right = (reversed(halo_sizes(others, tokens, reach)) for others in (me, world - 1 - me))
-    return (
-        [(me - distance, size) for distance, size in enumerate(left, start=1)],
-        [(me + distance, size) for distance, size in enumerate(right, start=1)],
-    )
+    left, right = (enumerate(reversed(halo_sizes(n, tokens, reach)), start=1) for n in (me, world - 1 - me))
+    return [(me - distance, size) for distance, size in left], [(me + distance, size) for distance, size in right]
 
 
 def _exchange(group: dist.ProcessGroup, sends: list[tuple[int, Tensor]], fetch: Sizes, like: Tensor) -> list[Tensor]:

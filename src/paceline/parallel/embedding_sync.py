@@ -1,20 +1,18 @@
 """The large tables (embeddings, head) over ranks: their gradients are exchanged last, and their rows may be shared out.
 
 Tables are most of the bytes and come last in a backward pass. One sum per table begins when the last backward pass has
-ended and travels while Muon works; Adam alone waits for it. An uncompiled run thereby gives up the overlap of the
-lm_head's sum with its backward pass; a compiled one has none. Under `parallel.zero1` each rank keeps the moments of a
-run of rows and updates those; the others' are gathered while Muon works. Adam is elementwise, so the bits stay the
-same. Dropped: scattering the sum of the gradients, which would save what the gather costs, but leaves no rank with the
-gradient that clipping and the diagnostics look at.
+ended and travels while Muon works; Adam alone waits for it. Under `parallel.zero1` each rank keeps the moments of a run
+of rows and updates those; the others' are gathered while Muon works. Adam is elementwise, so the bits stay the same.
+Dropped: scattering the sum of the gradients, which leaves no rank with the gradient that clipping looks at.
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.optim.rule import ShareWork
-from paceline.optim.sync import ParamSync
+from paceline.optim.rule import ParamSync, ShareWork
 from paceline.parallel.muon_sharding import filled_up, share_muon_work
 from paceline.parallel.ranks import Ranks, start_gather
 
@@ -62,10 +60,9 @@ class DeferredAllReduce(ParamSync):
 
 
 class EmbeddingSync(DeferredAllReduce):
-    """Of ranks that each have every parameter whole; alone, nothing is exchanged and all rows are kept."""
+    """Of ranks that each have every parameter whole."""
 
-    forward_is_collective = False
-    """Whether a forward pass needs all ranks."""
+    forward_is_collective = False  # whether a forward pass needs all ranks
 
     def __init__(self, tables: Iterable[nn.Parameter], ranks: Ranks, *, sharded: bool) -> None:
         super().__init__(tables, ranks)
@@ -101,9 +98,17 @@ def rows_of(rank: int, world: int, rows: int) -> slice:
     return slice(min(rank * run, rows), min((rank + 1) * run, rows))
 
 
+def put_rows(target: Any, whole: Any) -> None:
+    """Fill a parameter from all of its rows, a DTensor with its own; `whole` is a tensor or a slice of a file."""
+    if not hasattr(target, "to_local"):
+        target.copy_(whole[...])
+        return
+    mesh = target.device_mesh
+    target.to_local().copy_(whole[rows_of(mesh.get_local_rank(), mesh.size(), len(target))])
+
+
 class _RowGather:
-    """Each rank's own rows of a table are in place, those of the others arrive: equal runs where they belong, others in
-    a copy of the table, since a gather wants equal runs."""
+    """The other ranks' rows of a table: in place, or in a copy, where runs are not equal, as a gather wants them."""
 
     def __init__(self, table: Tensor, ranks: Ranks) -> None:
         self._table, rows = table, len(table)

@@ -1,11 +1,9 @@
 """FSDP (`parallel.fsdp`): every rank keeps its rows of every matrix and table, of its gradient and slots.
 
-By torch's `fully_shard`: a block is gathered while it runs, in both passes; embeddings and lm_head stay from the first
-forward pass of a micro-batch to the end of its backward pass. Gradients are added up and dealt out once a step; between
-micro-batches every rank holds them whole. Scalars, which may have another format, stay whole. Adam moves a rank's own
-rows. Of a Muon matrix, the rows of its direction travel to the rank that orthogonalises it and back. Rows are dealt as
-`rows_of` deals them, which is also torch's rule. A checkpoint gets whole tensors, one at a time on the device. At the
-start every process makes the whole model in the host's memory; only shards of it reach the device.
+By torch's `fully_shard`: a block is gathered while it runs, in both passes; embeddings and lm_head stay through both.
+Gradients are added up and dealt out once a step; between micro-batches every rank holds them whole. Scalars stay whole.
+Adam moves a rank's own rows. Of a Muon matrix, the rows of its direction travel to the rank that orthogonalises it and
+back. `rows_of` is also torch's rule. At the start every process makes the whole model in the host's memory.
 """
 
 import warnings
@@ -21,17 +19,16 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor
 
 from paceline.model.gpt import GPT
-from paceline.optim.rule import Orthogonalise, ShareWork
+from paceline.optim.rule import Orthogonalise, ShareWork, global_norm
 from paceline.optim.rules.muon import Member, Stack
-from paceline.optim.sync import global_norm
 from paceline.parallel.embedding_sync import DeferredAllReduce, part_here, rows_of
 from paceline.parallel.muon_sharding import deal
 from paceline.parallel.ranks import Ranks
 
 
 def apply_fsdp(model: GPT, device: torch.device, whole: Collection[str] = ()) -> None:
-    """Leave this rank its rows of every matrix and table of a model that all ranks have alike, on `device`. The
-    parameters named in `whole` stay whole on every rank, as scalars do."""
+    """Leave this rank its rows of every matrix and table of a model that all ranks have alike, on `device`; scalars and
+    the parameters named in `whole` stay whole."""
     assert dist.group.WORLD is not None
     mesh = DeviceMesh.from_group(dist.group.WORLD, device.type)
     scalars = {parameter for name, parameter in model.named_parameters() if parameter.dim() < 2 or name in whole}
@@ -63,8 +60,8 @@ def _sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
 
 
 class FsdpSync(DeferredAllReduce):
-    """Of a model after `apply_fsdp`: every matrix and table is shared, the scalars are not, and torch does not add up
-    their gradients. A forward pass gathers what it needs, so there is nothing to gather after an update."""
+    """Of a model after `apply_fsdp`: torch does not add up the gradients of scalars, and a forward pass gathers what it
+    needs, so there is nothing to gather after an update."""
 
     forward_is_collective = True
 

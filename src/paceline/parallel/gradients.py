@@ -1,10 +1,9 @@
 """One gradient for all ranks, exchanged once a step.
 
-`DistributedDataParallel` exchanges a bucket of gradients as soon as the backward pass has filled it. It wraps the
-compiled model: validation runs the same compiled code, and there is one graph. Its price: a compiled backward pass
-hands over all gradients at its end, so only uncompiled runs overlap the exchange with it. torch could split the graph
-at the buckets, but refuses one with FlexAttention in it. Each rank's gradient is its share of the mean over the global
-batch, so ranks add them up; nothing is divided again.
+`DistributedDataParallel` wraps the compiled model: validation runs the same compiled code, and there is one graph. A
+compiled backward pass hands over all gradients at its end, so only uncompiled runs overlap the exchange with it; torch
+could split the graph at the buckets, but refuses one with FlexAttention in it. Each rank's gradient is its share of the
+mean over the global batch, so ranks add them up.
 """
 
 import contextlib
@@ -72,8 +71,7 @@ def replicate(
     model: nn.Module, ranks: Ranks, config: ParallelConfig, tables: "EmbeddingSync | FsdpSync | None" = None
 ) -> nn.Module:
     """A model whose backward pass ends with the sum of all ranks' gradients in every `.grad`; alone, `model` itself.
-    Those of `tables` only begin to be added up then. The weights become those of the first rank; those of a sharded
-    model are equal already, each drawn from seed and name."""
+    Those of `tables` only begin to be added up then. The weights become those of the first rank."""
     if ranks.world == 1:
         return model
     if tables is not None and not isinstance(tables, EmbeddingSync):
@@ -107,9 +105,8 @@ def exchange(model: nn.Module, *, now: bool) -> AbstractContextManager[None]:
 
 def leave_out_unreached(model: GPT, sequence_tokens: int) -> None:
     """Parameters on which the loss does not depend ask for no gradient from now on: their bucket would never fill and
-    the exchange never begin. The optimizer takes a missing gradient for zero, as on one rank. Found by one short
-    sequence, attention and lm_head by their plain paths, which need not be compiled. Tables with row gradients never
-    have one of their own and still ask."""
+    the exchange never begin. Found by one short sequence, attention and lm_head by their plain paths, which need not be
+    compiled. Tables with row gradients never have one of their own and still ask."""
     plain = copy.copy(model)  # the same weights under other seams
     plain.plan, plain.loss = plan_reference, head_loss
     length = min(BLOCK_TOKENS, sequence_tokens)
@@ -125,5 +122,5 @@ def leave_out_unreached(model: GPT, sequence_tokens: int) -> None:
 
 
 def zero_in_place_(parameters: Iterable[nn.Parameter]) -> None:
-    """Set to None instead, gradients of the next micro-batches would take memory of their own outside the buckets."""
+    """Where None would make the next gradients take memory of their own outside the buckets."""
     torch._foreach_zero_([parameter.grad for parameter in parameters if parameter.grad is not None])

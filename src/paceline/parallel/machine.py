@@ -1,5 +1,4 @@
-"""What a run runs on: device, number formats and back ends, and what it has to do without there. Settled once, before
-anything is allocated, and reported: the resolved config is what the run really does."""
+"""What a run runs on: device, number formats and back ends, and what it has to do without there."""
 
 import os
 from dataclasses import dataclass, replace
@@ -24,12 +23,10 @@ class Machine:
 
     device: torch.device
     backends: Chosen
-    request: Request
-    """What the back ends were chosen by."""
+    request: Request  # what the back ends were chosen by
     bf16: bool
     notes: tuple[str, ...]
-    lacks: tuple[str, ...] = ()
-    """Those of the notes that a person may want to act on; they are printed when a run starts."""
+    lacks: tuple[str, ...] = ()  # notes that a person may want to act on; they are printed when a run starts
 
 
 def inspect_machine(config: RunConfig, ranks: Ranks = SINGLE_PROCESS) -> tuple[RunConfig, Machine]:
@@ -46,12 +43,10 @@ def inspect_machine(config: RunConfig, ranks: Ranks = SINGLE_PROCESS) -> tuple[R
         flag = f"--parallel.context-parallel {config.parallel.context_parallel}"
         lacks.append(f"not compiled, hence slower: under {flag} ranks exchange halos inside a pass")
         config = replace(config, train=replace(config.train, compile=False))
-    if config.train.memory_limit_gib is not None and config.batch.micro_tokens is not None:
+    if (limit := config.train.memory_limit_gib) is not None and (micro := config.batch.micro_tokens) is not None:
         effect = "only a cap" if device.name == "cuda" else "of no effect on a CPU"
-        lacks.append(
-            f"--train.memory-limit-gib {config.train.memory_limit_gib:g} is {effect}: --batch.micro-tokens "
-            f"{config.batch.micro_tokens:,} says how a step is cut"
-        )
+        why = f"--batch.micro-tokens {micro:,} says how a step is cut"
+        lacks.append(f"--train.memory-limit-gib {limit:g} is {effect}: {why}")
     wanted = config.model.precision.compute
     products = choose_products(wanted, device.name)
     backends, request = choose_backends(config, device.name, "bf16" if products.name == "bf16" else "fp32")
@@ -111,10 +106,8 @@ def _device_of_rank(chosen: Choice, ranks: Ranks) -> torch.device:
     if chosen.name != "cuda" or ranks.world == 1:
         return torch.device(chosen.name)
     if ranks.local_rank >= (found := torch.cuda.device_count()):
-        raise ConfigError(
-            f"rank {ranks.rank} finds no GPU of its own: this machine has {found}; use --nproc-per-node {found}, or "
-            f"--train.device cpu"
-        )
+        cure = f"use --nproc-per-node {found}, or --train.device cpu"
+        raise ConfigError(f"rank {ranks.rank} finds no GPU of its own: this machine has {found}; {cure}")
     torch.cuda.set_device(ranks.local_rank)
     return torch.device("cuda", ranks.local_rank)
 

@@ -1,8 +1,8 @@
 """Fitting a step into the available memory: a model of memory first, a trial second.
 
 The first plan that is predicted to fit is taken, before anything is compiled. On a GPU the gradient of two
-micro-batches is then tried, unless much is left; out of memory means the next plan. What a trial found is remembered
-for machine and config. On a CPU the system ends a process instead of raising an error, so the model alone decides.
+micro-batches is then tried, unless much is left; what a trial found is remembered for machine and config. On a CPU the
+system ends a process instead of raising an error, so the model alone decides.
 """
 
 import hashlib
@@ -25,16 +25,11 @@ from paceline.parallel.memory_plans import USABLE_SHARE, MemoryPlan, Planned, fi
 from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
 from paceline.settings.spec import describe
 
-SURE_SHARE = 0.7
-"""Of the available memory: a step that is predicted to take less is not tried. The model was never that far off."""
-CPU_SHARE = 0.8
-"""Of the memory that is free on a CPU; other programs need some, too."""
-NEAR_SHARE = 0.1
-"""A remembered choice holds while the available memory differs by no more than this."""
-REMEMBERED = "fit.json"
-"""Plans that earlier runs found to fit, in the cache folder."""
-OLD_NAMES = {"head": "lm_head", "head_chunk_tokens": "lm_head_chunk_tokens"}
-"""Fields of a plan as version 0.1 wrote them."""
+SURE_SHARE = 0.7  # of the available memory: a step predicted to take less is not tried, as no prediction was so far off
+CPU_SHARE = 0.8  # of the memory that is free on a CPU; other programs need some, too
+NEAR_SHARE = 0.1  # a remembered choice holds while the available memory differs by no more than this
+REMEMBERED = "fit.json"  # plans that earlier runs found to fit, in the cache folder
+OLD_NAMES = {"head": "lm_head", "head_chunk_tokens": "lm_head_chunk_tokens"}  # fields of a plan in version 0.1
 T = TypeVar("T")
 
 
@@ -44,8 +39,7 @@ class Fit:
 
     plan: MemoryPlan
     why: str
-    key: str | None
-    """Under which the choice is remembered; None: the micro-batch was asked for, nothing was chosen."""
+    key: str | None  # under which the choice is remembered; None: the micro-batch was asked for, nothing was chosen
 
     def __str__(self) -> str:
         return f"{self.plan}: {self.why}"
@@ -53,8 +47,6 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a plan must keep."""
-
     device: torch.device
     limit_gib: float | None
     ranks: Ranks = SINGLE_PROCESS
@@ -76,13 +68,11 @@ def fit_memory(
     planned: Planned,
     limits: Limits,
     assemble: Callable[[Fit], T],
-    passes: Callable[[T, bool], bool],
-    release: Callable[[], None],
+    trial: Callable[[], Any],
     before: Any = None,
 ) -> tuple[T, Fit]:
-    """What `assemble` makes of the first plan that fits. `passes` tries it, twice if asked; `release` gives back its
-    memory. `before`: the plan of the resumed run, as its card has it, kept if it fits so that the bits stay the same. A
-    micro-batch that was asked for is not tried."""
+    """What `assemble` makes of the first plan that fits. `trial` gives what tries it on a GPU (`train.memory_trial`).
+    `before`: the plan of the resumed run, as its card has it, kept if it fits, for equal bits."""
     plans, ranks = memory_plans(planned), limits.ranks
     _check_weights(planned, plans[-1], limits.device)
     if planned.batch.micro_tokens is not None:
@@ -99,7 +89,7 @@ def fit_memory(
         on_gpu = limits.device.type == "cuda"  # on a CPU too large an allocation is no error that can be caught
         if not on_gpu or sure or plan == known or planned.config.parallel.collective_forward:
             return run, fit  # the last: a rank that ran out inside a pass would leave the others waiting
-        if not ranks.largest_(torch.tensor(int(not passes(run, plan == plans[-1])))).item():
+        if not ranks.largest_(torch.tensor(int(not trial().passes(run, patient=plan == plans[-1])))).item():
             if ranks.is_main:
                 remember(key, plan, available)
             return run, fit
@@ -107,7 +97,7 @@ def fit_memory(
         if ranks.is_main:
             tell(why)
         del run
-        release()
+        trial().release_memory()
     raise PacelineError(f"{why}, which takes the least memory; {last_resort(planned, peaks[-1], available)}")
 
 
@@ -115,10 +105,9 @@ def _check_weights(planned: Planned, plan: MemoryPlan, device: torch.device) -> 
     """However a step is cut, the weights are made in the memory of the machine, where a CPU keeps all that it needs."""
     needed = planned.memory(plan).always if device.type == "cpu" else describe(planned.config.model).nbytes()
     if (has := memory_bytes()) is not None and needed > has:
-        raise ConfigError(
-            f"the model's weights need {human_bytes(needed)}, this machine has {human_bytes(has)}; take a smaller one "
-            f"(--model.vocab-size, --model.width, --model.num-layers, --model.mlp-ratio)"
-        )
+        cure = "take a smaller one (--model.vocab-size, --model.width, --model.num-layers, --model.mlp-ratio)"
+        needs = f"{human_bytes(needed)}, this machine has {human_bytes(has)}"
+        raise ConfigError(f"the model's weights need {needs}; {cure}")
 
 
 def _choose(
@@ -131,7 +120,7 @@ def _choose(
     known: MemoryPlan | None,
     before: MemoryPlan | None,
 ) -> tuple[int, str]:
-    """The plan to begin with, and why."""
+    """Number of the plan to begin with, and why."""
     of = "" if available is None else f" of {human_bytes(available)} available"
     fits = first_that_fits(peaks, available)
     usable = [
@@ -146,20 +135,16 @@ def _choose(
         larger = f"; {plans[0]} would take {human_bytes(peaks[0])}" if fits else ""
         return fits, f"predicted peak {human_bytes(peaks[fits])}{of}{larger}"
     if limits.device.type == "cpu" and limits.limit_gib is not None:
-        raise ConfigError(
-            f"--train.memory-limit-gib {limits.limit_gib:g} is too little even for {plans[-1]}: "
-            f"{last_resort(planned, peaks[-1], available)}"
-        )
+        resort = last_resort(planned, peaks[-1], available)
+        raise ConfigError(f"--train.memory-limit-gib {limits.limit_gib:g} is too little even for {plans[-1]}: {resort}")
     return len(plans) - 1, f"takes the least memory, but the predicted peak is {human_bytes(peaks[-1])}{of}"
 
 
 def last_resort(planned: Planned, peak: int, available: int | None) -> str:
     """What only the user may decide."""
     has = "" if available is None else f", {human_bytes(available)} is available"
-    return (
-        f"it needs {human_bytes(peak / USABLE_SHARE)}{has}; shorten --batch.sequence-tokens "
-        f"{planned.batch.sequence_tokens} or take a smaller model"
-    )
+    cure = f"shorten --batch.sequence-tokens {planned.batch.sequence_tokens} or take a smaller model"
+    return f"it needs {human_bytes(peak / USABLE_SHARE)}{has}; {cure}"
 
 
 def key_of(planned: Planned, device: torch.device) -> str:

@@ -2,11 +2,10 @@
 
 The peak is the largest of three moments on top of what is always there: at the lm_head, in the backward pass of a block
 (under recomputation with its activations), and in the update. Weights and slots come from the model's description and
-the rules of its groups, what an operation keeps from its back end (`backends/`). Compiled code computes pointwise
-results again. Found: within 2 % of what autograd keeps, uncompiled, and 0 to 5 % off peaks on an H200, compiled; no
-peak under FSDP was measured yet. Not included: the allocator's holes and the driver's own memory, for which the caller
-leaves a margin, and 1.0 to 1.4 GiB of a process on a CPU (record 18 at a quarter: 4.0 GiB resident for 3.1, 2.1 for 0.7
-with recomputed blocks): libraries, the start of the weights, memory not given back.
+the rules of its groups, what an operation keeps from its back end (`backends/`). Found: within 2 % of what autograd
+keeps, uncompiled, and 0 to 5 % off peaks on an H200, compiled; no peak under FSDP was measured yet. Not included: the
+allocator's holes and the driver's own memory, for which the caller leaves a margin, and 1.0 to 1.4 GiB of libraries and
+memory not given back of a process on a CPU (record 18 at a quarter: 4.0 GiB resident for 3.1).
 """
 
 import math
@@ -23,8 +22,7 @@ from paceline.settings.run import RunConfig
 from paceline.settings.spec import DTYPE_BYTES, describe
 
 FP32 = 4
-KEEPING: tuple[Operation, ...] = ("attention", "qkv", "mlp", "lm_head")
-"""Operations whose back ends decide how much memory a step takes."""
+KEEPING: tuple[Operation, ...] = ("attention", "qkv", "mlp", "lm_head")  # their back ends decide what a step keeps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +36,10 @@ class Execution:
     lm_head_chunk_tokens: int | None = None
     compiled: bool = False
     recompute: bool = False
-    gradient_copies: int = 1
-    """Of each gradient: 2 where ranks exchange copies instead of views."""
-    shards: int = 1
-    """Ranks that each keep a share of weights, gradients and slots."""
-    table_shards: int = 1
-    """Ranks that each keep a share of the slots of tables with dense gradients."""
-    halo_tokens: int = 0
-    """Tokens that attention fetches to the left of each sequence, if that is a slice."""
+    gradient_copies: int = 1  # of each gradient: 2 where ranks exchange copies instead of views
+    shards: int = 1  # ranks that each keep a share of weights, gradients and slots
+    table_shards: int = 1  # ranks that each keep a share of the slots of tables with dense gradients
+    halo_tokens: int = 0  # tokens that attention fetches to the left of each sequence, if that is a slice
 
     @staticmethod
     def of(config: RunConfig, world: int, backends: Mapping[Operation, str]) -> "Execution":
@@ -67,25 +61,16 @@ class Execution:
 class Memory:
     """Bytes on one rank."""
 
-    weights: int
-    """With the rotary tables and two batches of tokens."""
-    gathered: int
-    """Of other ranks' weights, what is here during forward and backward pass, with its gradients."""
+    weights: int  # with the rotary tables and two batches of tokens
+    gathered: int  # of other ranks' weights, what is here during forward and backward pass, with its gradients
     slots: int
-    gradients: int
-    """Between micro-batches."""
-    gradients_kept: int
-    """In the update."""
-    activations: int
-    """Kept for the backward pass of one micro-batch, up to the head."""
-    head_kept: int
-    """The same of head and loss."""
-    head: int
-    """What exists at the head beyond these."""
-    block: int
-    """The same in the backward pass of a block: its gradients and, under recomputation, its activations."""
-    update: int
-    """The same in the optimizer's step."""
+    gradients: int  # between micro-batches
+    gradients_kept: int  # in the update
+    activations: int  # kept for the backward pass of one micro-batch, up to the head
+    head_kept: int  # the same of head and loss
+    head: int  # what exists at the head beyond these
+    block: int  # the same in the backward pass of a block: its gradients and, under recomputation, its activations
+    update: int  # the same in the optimizer's step
     micro_batches: int
     compiled: bool
 

@@ -1,9 +1,9 @@
 """The ways to cut a step, from the fastest to the one that takes least memory. None changes what it computes. No torch.
 
-They are ordered by what they cost in time: fewer sequences at once, down to one; logits by chunks (one more product
-with the lm_head); recomputed blocks (one more forward pass of them); shorter chunks. A sequence is never shortened. The
-largest micro-batch is `BatchConfig.micro_sequences`; where our own kernels run it is four times that, which saves 2 %
-of a step on an H200. Of a run whose batches change size, the largest decides.
+By their cost in time: fewer sequences at once, down to one; logits by chunks (one more product with the lm_head);
+recomputed blocks (one more forward pass of them); shorter chunks. A sequence is never shortened. The largest
+micro-batch is `BatchConfig.micro_sequences`; where our own kernels run it is four times that, which saves 2 % of a step
+on an H200. Of a run whose batches change size, the largest decides.
 """
 
 import math
@@ -18,20 +18,15 @@ from paceline.settings.data import BatchConfig
 from paceline.settings.run import RunConfig
 from paceline.settings.schedule import largest_batch
 
-USABLE_SHARE = 0.92
-"""Of the available memory: the rest is lost in the allocator's holes and to what the model of memory leaves out."""
-LARGE_MICRO_TOKENS = 262_144
-"""Of one micro-batch where our own kernels run."""
+USABLE_SHARE = 0.92  # of the available memory: the rest goes into holes and to what the model of memory leaves out
+LARGE_MICRO_TOKENS = 262_144  # of one micro-batch where our own kernels run
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """One way to cut a step."""
-
     micro_tokens: int
     recompute: bool
-    lm_head: str
-    """Back end of the output layer."""
+    lm_head: str  # back end of the output layer
     lm_head_chunk_tokens: int | None
 
     def __str__(self) -> str:
@@ -87,7 +82,7 @@ class Planned:
 
 
 def memory_plans(of: Planned) -> list[MemoryPlan]:
-    """All plans, the fastest first. A micro-batch or a back end that the config states is the same in all of them."""
+    """All, the fastest first. A micro-batch or a back end that the config states is the same in all of them."""
     share, length = of.share, of.batch.sequence_tokens
     top = lowest = share.micro_sequences
     if of.batch.micro_tokens is None:

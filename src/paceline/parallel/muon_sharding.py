@@ -1,9 +1,8 @@
 """Muon's work dealt over ranks: each orthogonalises some matrices of every stack, as one batch, and all gather them.
 
 A stack's matrices go to ranks in equal runs; those left over, one to a rank, begin with the rank after the last of the
-stack before. The gather wants equal runs, so a short one is filled up with memory that nobody reads: no matrix is
-worked on twice. A stack travels while the next one is worked on. It costs a copy of each stack, and 170 MB a step on
-the wire for record 18 in bf16, the iteration's own format.
+stack before. A stack travels while the next one is worked on. It costs a copy of each stack, and 170 MB a step on the
+wire for record 18 in bf16, the iteration's own format.
 """
 
 from collections.abc import Iterable, Sequence

@@ -81,8 +81,7 @@ def ranks_from_environment() -> Ranks:
 
 
 def launch_name() -> str | None:
-    """The same through all restarts of one torchrun, on all its machines; None if it makes no restarts. Its count of
-    restarts is not asked: a machine that waits for another's new processes does not count."""
+    """The same through all restarts of one torchrun, on all its machines; None if it makes no restarts."""
     if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
         return None
     run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
@@ -97,8 +96,8 @@ def start_gather(received: Tensor, sent: Tensor) -> dist.Work:
 
 
 class DeferredAny:
-    """OR over ranks, one call late: a call posts this rank's value and returns the result of the call before, which is
-    there by then. No rank waits for a GPU or for a rank that is less than a step behind. Alone, there is no delay."""
+    """OR over ranks, one call late: a call posts this rank's value and returns the result of the call before, so that
+    no rank waits for a GPU or for a rank that is less than a step behind. Alone, there is no delay."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks

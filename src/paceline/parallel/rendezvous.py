@@ -1,10 +1,9 @@
 """How the processes of a run find each other, make sure that they do the same, and part: never a hang, one clear line.
 
-They meet at a store: torchrun's own or, without torchrun, one that the first rank opens. There each rank posts its code
-and settings, or the mistake that keeps it away, and the first one judges. torchrun's store outlives a restart of the
-workers, so its content may be old: a rank signs its post with a word of its own, and has come once it has repeated the
-first rank's word, which also prefixes all later keys. The first rank prints for all; another one prints only an error
-of its own that the first does not name, or when the first prints nothing.
+At torchrun's store, or one that the first rank opens, each rank posts its code and settings, or the mistake that keeps
+it away, and the first one judges. torchrun's store outlives a restart of the workers, so its content may be old: a rank
+signs its post with a word of its own, and has come once it has repeated the first rank's word, which also prefixes all
+later keys. The first rank prints for all; another one only an error of its own that the first does not name.
 """
 
 import contextlib
@@ -28,15 +27,11 @@ from paceline.parallel.ranks import Ranks, ranks_from_environment
 from paceline.settings.parallel import ParallelConfig
 
 POLL_S = 0.05
-RANK0_REPORT_S = 5.0
-"""How long another rank waits for the first to print, and the first for others to come, before it ends."""
-SAME_MISTAKE_S = 30.0
-"""The same before ranks have met: they may start that far apart."""
-LOST = r"gloo|pair closure|Connection (reset|closed)|Broken pipe"
-"""What a plain RuntimeError says if it comes from an exchange over gloo."""
+RANK0_REPORT_S = 5.0  # another rank waits for the first to print, and the first for others to come, before it ends
+SAME_MISTAKE_S = 30.0  # the same before ranks have met: they may start that far apart
+LOST = r"gloo|pair closure|Connection (reset|closed)|Broken pipe"  # of a RuntimeError from an exchange over gloo
 
-Facts = Mapping[str, str]
-"""What must be the same on every rank: its name, as a message calls it, and its value."""
+Facts = Mapping[str, str]  # what must be the same on every rank: its name, as a message calls it, and its value
 
 
 class LostRankError(PacelineError):
@@ -98,10 +93,8 @@ def open_store(ranks: Ranks, timeout_s: float) -> Store:
             reason = "it is in use" if "EADDRINUSE" in str(error) else _plain(error)
             line = f"port {port} of {host} cannot be opened ({reason}); choose a free one by MASTER_PORT"
             raise PacelineError(line) from error
-        raise PacelineError(
-            f"{ranks} did not reach {host}:{port} within {timeout_s:g} s (--parallel.start-timeout-s); is the first "
-            f"rank running, and the way to it open?"
-        ) from error
+        late = f"{ranks} did not reach {host}:{port} within {timeout_s:g} s (--parallel.start-timeout-s)"
+        raise PacelineError(f"{late}; is the first rank running, and the way to it open?") from error
 
 
 def meet(store: Store, ranks: Ranks, facts: Facts, timeout_s: float) -> Store:
@@ -148,16 +141,15 @@ def _come(store: Store, ranks: Ranks, says: dict[str, Any], timeout_s: float) ->
     word = uuid.uuid4().hex
     store.set(f"hello/{ranks.rank}", json.dumps({"word": word, "says": says}))
     if (first_word := _awaited(store, f"welcome/{word}", timeout_s)) is None:
-        patience = f"{timeout_s:g} s (--parallel.start-timeout-s)"
-        raise PacelineError(f"{ranks} got no reply from the first rank within {patience}")
+        late = f"within {timeout_s:g} s (--parallel.start-timeout-s)"
+        raise PacelineError(f"{ranks} got no reply from the first rank {late}")
     corner = PrefixStore(first_word, store)
     corner.set(f"came/{word}", "")
     return corner
 
 
 def _verdict(corner: Store, ranks: Ranks, timeout_s: float) -> PacelineError | None:
-    """What the first rank has announced. None: all agree. It waits for the others as long as this one has waited for
-    it, and needs some time to answer."""
+    """What the first rank has announced. None: all agree. It waits for the others as long as this one for it."""
     patience_s = timeout_s + RANK0_REPORT_S
     if (said := _awaited(corner, "verdict", patience_s)) is None:
         raise PacelineError(f"{ranks} got no answer of the first rank within {patience_s:g} s, so it does not begin")

@@ -1,7 +1,7 @@
-"""From a RunConfig to the parts of a run, in order; each line's place has a reason. `parallel/memory_fit.py` chooses
-how a step is cut so that it fits into memory; here that is carried out."""
+"""From a RunConfig to the parts of a run, in order; each line's place has a reason."""
 
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -17,7 +17,7 @@ from paceline.kernels.row_gradients import RowGradients
 from paceline.model.gpt import GPT, Seams, run_plainly, run_recomputed
 from paceline.optim.optimizer import Optimizer, newton_schulz
 from paceline.optim.rule import RuleContext
-from paceline.parallel.batch_split import rank_batch, rank_slice
+from paceline.parallel.batch_split import RankSlice, rank_batch, rank_slice
 from paceline.parallel.embedding_sync import EmbeddingSync
 from paceline.parallel.machine import Machine, checked_groups, set_torch_switches
 from paceline.parallel.memory_fit import Fit, Limits, fit_memory
@@ -37,33 +37,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Assembly:
-    """Everything a run consists of besides its folder and its clocks."""
+    """What a run consists of besides its folder and its clocks."""
 
     config: RunConfig
     machine: Machine
     data: Dataset
-    tokenizer: Tokenizer | None
-    """None: not available here, so no text and no bits per byte."""
+    tokenizer: Tokenizer | None  # None: not available here, so no text and no bits per byte
     model: GPT
     forward: nn.Module
-    """The model, compiled if asked for: (tokens, targets, windows) -> `Losses`. No other rank is involved, unless a
-    forward pass is collective (`ParallelConfig.collective_forward`)."""
+    """(tokens, targets, windows) -> `Losses`, without other ranks, unless `ParallelConfig.collective_forward`."""
     optimizer: Optimizer
     ranks: Ranks
-    sync: "EmbeddingSync | FsdpSync"
-    """The parameters whose gradients ranks add up apart from the rest."""
-    micro_tokens: int | None = None
-    """Tokens of the largest micro-batch; None: as the config says."""
+    sync: "EmbeddingSync | FsdpSync"  # the parameters whose gradients ranks add up apart from the rest
+    micro_tokens: int | None = None  # of the largest micro-batch; None: as the config says
     row_gradients: dict[str, RowGradients] = field(default_factory=dict)
 
     def share(self, sequences: int) -> BatchConfig:
         """What this rank computes of a batch of so many sequences, and in which micro-batches."""
-        c, parts = self.config, self.config.parallel.context_parallel
-        whole = BatchConfig(tokens=sequences * c.batch.sequence_tokens, sequence_tokens=c.batch.sequence_tokens)
-        share = rank_batch(whole, self.ranks.world, parts)
-        most = (self.micro_tokens or c.batch.micro_sequences * c.batch.sequence_tokens) // c.batch.sequence_tokens
+        batch, length = self.config.batch, self.config.batch.sequence_tokens
+        whole = BatchConfig(tokens=sequences * length, sequence_tokens=length)
+        share = rank_batch(whole, self.ranks.world, self.config.parallel.context_parallel)
+        most = self.micro_tokens // length if self.micro_tokens else batch.micro_sequences
         micro = next(n for n in range(min(most, share.sequences), 0, -1) if share.sequences % n == 0)
         return replace(share, micro_tokens=micro * share.sequence_tokens)
+
+    @property
+    def place(self) -> RankSlice:
+        """Which sequences of a batch this rank takes, and which slice of each."""
+        return rank_slice(self.ranks.rank, self.ranks.world, self.config.parallel.context_parallel)
 
     @property
     def largest_share(self) -> BatchConfig:
@@ -75,23 +76,17 @@ def assemble_to_fit(
 ) -> tuple[Assembly, Fit]:
     """`before`: the plan of the run that is resumed, as its card has it."""
 
-    def passes(run: Assembly, patient: bool) -> bool:
-        from paceline.train.memory_trial import passes
+    def trial() -> ModuleType:  # on a GPU alone
+        from paceline.train import memory_trial
 
-        return passes(run, patient=patient)
-
-    def release() -> None:
-        from paceline.train.memory_trial import release_memory
-
-        release_memory()
+        return memory_trial
 
     limits = Limits(device=machine.device, limit_gib=config.train.memory_limit_gib, ranks=ranks)
     planned = Planned(config=config, backends=machine.backends, world=ranks.world)
-    return fit_memory(planned, limits, lambda fit: _assembled(config, machine, ranks, fit), passes, release, before)
+    return fit_memory(planned, limits, lambda fit: _assembled(config, machine, ranks, fit), trial, before)
 
 
 def _assembled(config: RunConfig, machine: Machine, ranks: Ranks, fit: Fit) -> Assembly:
-    """The run by a plan."""
     plan, head = fit.plan, machine.backends.lm_head
     if head.name != plan.lm_head:
         head = Choice(name=plan.lm_head, reason="the logits of all tokens would not fit")
@@ -159,16 +154,14 @@ def assemble(
 
 
 def _compiled(model: GPT, config: RunConfig) -> nn.Module:
-    """Under FSDP blocks are compiled one by one, since a graph cannot hold the hooks between them. What earlier runs of
-    this process have compiled is dropped: dynamo keeps eight versions of a function and then refuses a ninth."""
     if not config.train.compile:
         return model
-    torch._dynamo.reset()
-    if config.parallel.fsdp:
-        for block in model.blocks:
-            block.compile(fullgraph=True, dynamic=False)
-        return model
-    return cast(nn.Module, torch.compile(model, fullgraph=True, dynamic=False))
+    torch._dynamo.reset()  # it keeps eight versions of a function, those of this process's earlier runs included
+    if not config.parallel.fsdp:
+        return cast(nn.Module, torch.compile(model, fullgraph=True, dynamic=False))
+    for block in model.blocks:  # one by one: a graph cannot hold the hooks between them
+        block.compile(fullgraph=True, dynamic=False)
+    return model
 
 
 def _row_gradients(
@@ -195,15 +188,14 @@ def _on_device(
         apply_fsdp(model, machine.device, whole)
         return FsdpSync(model, ranks, whole)
     model.to(machine.device)
-    tables = describe(config.model).tables  # their gradients ranks add up apart from the rest
-    groups = [named for group, named in model.parameter_groups().items() if group in tables]
-    apart = [param for named in groups for name, param in named.items() if name not in rows]
+    groups = model.parameter_groups()
+    tables = [named for group, named in groups.items() if group in describe(config.model).tables]
+    apart = [param for named in tables for name, param in named.items() if name not in rows]
     return EmbeddingSync(apart, ranks, sharded=config.parallel.zero1)
 
 
 def _tokenizer(data: Dataset, machine: Machine) -> tuple[Tokenizer | None, Machine]:
-    """Training needs only ids, so a tokenizer that is not available costs the text and the bits per byte, not the
-    run."""
+    """One that is not available costs the text and the bits per byte, not the run."""
     try:
         return data.tokenizer(), machine
     except PacelineError as error:

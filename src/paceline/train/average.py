@@ -3,8 +3,7 @@ weights that train.
 
 From the start step on, average ← average + (weights - average)/τ after every step, in fp32. What a finished run ships
 is weights + blend · (average - weights), each tensor scaled back to the norm it had, because averaging shrinks it. The
-last validation, sampling and export use the shipped weights; the weights of a checkpoint stay those that train, so that
-a resumed run is the uninterrupted one. Costs one fp32 copy of the averaged groups and a pass over it a step.
+weights of a checkpoint stay those that train. Costs one fp32 copy of the averaged groups and a pass over it a step.
 """
 
 import contextlib

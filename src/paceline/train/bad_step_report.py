@@ -1,7 +1,6 @@
 """What bad numbers came from, once a run has stopped because of them: the step, the data and the first tensor that is
-not finite. The weights are still those with which it happened, so the forward pass is simply made again, sequence by
-sequence, by every rank alike, since some may not be able to make one alone; it takes as long as a validation of one
-batch."""
+not finite. The weights are still those with which it happened, so the forward pass is made again, sequence by sequence,
+by every rank alike, since some may not be able to make one alone."""
 
 from functools import partial
 from typing import Any
@@ -12,15 +11,23 @@ from torch import Tensor, nn
 
 from paceline.data.batches import spans_at, training_source
 from paceline.model.gpt import GPT
-from paceline.parallel.batch_split import rank_slice
 from paceline.parallel.embedding_sync import part_here
 from paceline.settings.schedule import schedule
-from paceline.train.bad_steps import BadSteps
+from paceline.train.bad_steps import CULPRIT, LOSS, MEAN, VARIANCE, BadSteps
 from paceline.train.loop import Loop
 
-NAMED_SPANS = 4
-"""Places of the data that are named; a shuffled batch may have hundreds."""
+NAMED_SPANS = 4  # places of the data that are named; a shuffled batch may have hundreds
 WEIGHT = "the weight"
+
+
+def reason(bad_steps: BadSteps) -> str:
+    """Of the step that was skipped last."""
+    number, loss, mean, variance = (bad_steps.known[place] for place in (CULPRIT, LOSS, MEAN, VARIANCE))
+    if number > 1:
+        return f"the gradient of {bad_steps.names[int(number) - 2]} is not finite"
+    if number == 0:
+        return "the loss is not finite"
+    return f"a loss of {loss:.4f} after {mean:.4f} with a standard deviation of {variance**0.5:.4f}"
 
 
 def bad_step_report(loop: Loop, bad_steps: BadSteps) -> str:
@@ -33,10 +40,8 @@ def bad_step_report(loop: Loop, bad_steps: BadSteps) -> str:
     places, tensor = spans, ""
     if (found := _search(loop, spans)) is not None:
         places, tensor = spans[found[0] : found[0] + 1], f"; first wrong in the forward pass: {found[1]}"
-    return (
-        f"stopped after {bad_steps.config.limit} skipped steps in a row; at step {step + 1} {bad_steps.reason}{tensor}"
-        f"; data: {_places(names, places, c.batch.sequence_tokens)}"
-    )
+    what = f"skipped steps in a row; at step {step + 1} {reason(bad_steps)}{tensor}"
+    return f"stopped after {bad_steps.config.limit} {what}; data: {_places(names, places, c.batch.sequence_tokens)}"
 
 
 def _places(names: list[str], spans: np.ndarray, length: int) -> str:
@@ -50,9 +55,8 @@ def _search(loop: Loop, spans: np.ndarray) -> tuple[int, str] | None:
     """The first sequence of a batch whose forward pass is not finite, and the first tensor in it that is not."""
     run, c = loop.run, loop.run.config
     source = training_source(run.data.train, c.data)
-    place = rank_slice(run.ranks.rank, run.ranks.world, c.parallel.context_parallel)
     for number in range(len(spans)):
-        batch = place.cut(source.take(spans[number : number + 1], c.batch.sequence_tokens))
+        batch = run.place.cut(source.take(spans[number : number + 1], c.batch.sequence_tokens))
         tokens, targets = (torch.from_numpy(array).to(run.machine.device) for array in (batch.tokens, batch.targets))
         seen = run.ranks.to_first(first_not_finite(run.model, tokens, targets, loop.gradient.windows))
         if (name := run.ranks.from_first(partial(_first_of, seen))) is not None:

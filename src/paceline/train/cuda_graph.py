@@ -1,8 +1,7 @@
 """The gradient of a micro-batch as a CUDA graph: captured once for each shape, then replayed as one launch.
 
-A micro-batch of record 18 is some 650 kernels. Launched one by one they leave gaps on the device, 14 ms of a step on an
-H200; replayed they follow each other. A graph has fixed addresses: tokens and targets are copied to where it reads
-them, windows and loss weights lie where they always lie, and gradients stay where they are, set to zero instead of
+The some 650 kernels of record 18's micro-batch, launched one by one, leave gaps of 14 ms a step on an H200. A graph has
+fixed addresses: tokens and targets are copied to where it reads them, and gradients are set to zero instead of
 forgotten.
 """
 
@@ -16,8 +15,7 @@ from paceline.data.feed import DeviceBatch
 from paceline.settings.run import RunConfig
 from paceline.train.gradient_step import forward_backward
 
-EAGER_STEPS = 3
-"""Steps of a launch, and of a new shape, before a graph is captured: compiled, tuned and with an allocator at rest."""
+EAGER_STEPS = 3  # of a launch, and of a new shape, before a graph is captured: compiled, tuned, allocator at rest
 
 
 class CapturedGradient:

@@ -1,15 +1,14 @@
 """What `metrics.diagnostics` adds to a line of metrics. Off, none of this is called and the model is the same.
 
 Gradient: its norm before clipping, and how much of it is noise, by how the micro-batches differ. Update: its norm
-over that of the weights, per class. Model: the largest attention score and the largest logit before the cap, both exact
-maxima, found by a forward pass of their own through the model's seams, so that the graph that trains stays as it is.
-CUDA: memory allocated and reserved. Everything is a 0-D tensor on the device until its record is written.
-A measured step costs that pass over at most 65,536 tokens, a norm of every gradient of every micro-batch, and a copy of
-the weights; `metrics.every` decides how often. Every rank measures, and the figures are those of the global batch.
+over that of the weights, per class. Model: the largest attention score and the largest logit before the cap, exact
+maxima, by a forward pass of their own through the model's seams. CUDA: memory allocated and reserved. A measured step
+costs that pass over at most 65,536 tokens, a norm of every gradient of every micro-batch, and a copy of the weights.
+Every rank measures, and the figures are those of the global batch.
 """
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,8 +21,11 @@ from paceline.metrics.deferred import Values
 from paceline.model.attention import Attend, Plan, attention_of, plan_reference
 from paceline.model.gpt import GPT
 from paceline.model.masks import MaskRule, allowed
+from paceline.optim.optimizer import Optimizer
+from paceline.optim.rule import global_norm
 from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
 from paceline.settings.backends import reach_tokens
+from paceline.settings.groups import GroupSettings
 from paceline.settings.model import LayerConfig, ModelConfig
 from paceline.settings.schedule import StepSettings
 
@@ -31,12 +33,9 @@ if TYPE_CHECKING:
     from paceline.train.gradient_step import GradientStep
 
 OBSERVED_TOKENS = 65_536
-"""Tokens from the start of a batch that the extra pass looks at, in whole sequences: one GPU's micro-batch of the
-records, so that it takes a small part of their step. The same for any micro-batch and any number of ranks."""
-QUERIES = 128
-"""Queries whose scores exist at once."""
-CHUNK_LOGITS = 1 << 22
-"""Logits that exist at once: 16 MB of fp32."""
+"""From the start of a batch, in whole sequences, for the extra pass: one GPU's micro-batch of the records."""
+QUERIES = 128  # queries whose scores exist at once
+CHUNK_LOGITS = 1 << 22  # logits that exist at once: 16 MB of fp32
 
 
 def measured_step(step: "GradientStep", settings: StepSettings, batch: DeviceBatch) -> Values:
@@ -50,13 +49,28 @@ def measured_step(step: "GradientStep", settings: StepSettings, batch: DeviceBat
     values["gradient_norm"] = norm = run.optimizer.gradient_norm()
     values["gradient_variance"] = variance = micro.variance(norm, run.ranks)
     values["noise_scale_tokens"] = noise_scale_tokens(norm, variance, tokens)
-    ratios = run.optimizer.measured_step(settings.groups, skip=skip)
+    ratios = update_ratios(run.optimizer, settings.groups, skip)
     return values | {f"update_ratio_{group}": ratio for group, ratio in ratios.items()} | memory(batch.tokens.device)
 
 
+@torch.no_grad()
+def update_ratios(
+    optimizer: Optimizer, settings: Mapping[str, GroupSettings], skip: Tensor | None = None
+) -> dict[str, Tensor]:
+    """A step of the optimizer, and for each group the norm of its update over that of its weights after it, as fp32 0-D
+    tensors: 1 for a group that starts at 0, 0 for one at rest there. Costs a copy of all weights."""
+    before = {group: [param.clone() for param in named.values()] for group, named in optimizer.groups.items()}
+    optimizer.step(settings, skip=skip)
+    found = dict[str, Tensor]()
+    for group, old in before.items():
+        after: list[Tensor] = list(optimizer.groups[group].values())
+        update = global_norm([new - was for new, was in zip(after, old, strict=True)])
+        found[group] = torch.where(update > 0, update / global_norm(after), 0.0)
+    return found
+
+
 class MicroGradients:
-    """While entered, looks at what each backward pass adds to every `.grad`, before it joins the sum and before ranks
-    exchange anything: the gradient of one micro-batch."""
+    """While entered, looks at what each backward pass adds to every `.grad`: the gradient of one micro-batch."""
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
@@ -64,8 +78,11 @@ class MicroGradients:
         self._hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> "MicroGradients":
-        for parameter, norms in zip(self._parameters, self._norms, strict=True):
-            self._hooks.append(parameter.register_hook(partial(_note_norm, norms)))
+        def note(norms: list[Tensor], grad: Tensor) -> None:
+            norms.append(torch.linalg.vector_norm(grad, dtype=torch.float32))
+
+        pairs = zip(self._parameters, self._norms, strict=True)
+        self._hooks = [parameter.register_hook(partial(note, norms)) for parameter, norms in pairs]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,8 +91,7 @@ class MicroGradients:
 
     def variance(self, norm: Tensor, ranks: Ranks = SINGLE_PROCESS) -> Tensor | None:
         """Unbiased estimate of E|G - E G|² for the global batch's gradient G, whose norm is given; None from a single
-        micro-batch. With n of them on all ranks, of gradients g: (mean |g|² - |G|²) / (n - 1). Takes them for equally
-        large, which padding may make a little untrue."""
+        micro-batch. With n equally large ones on all ranks, of gradients g: (mean |g|² - |G|²) / (n - 1)."""
         count = max(map(len, self._norms)) * ranks.world
         if count == 1:
             return None
@@ -84,25 +100,18 @@ class MicroGradients:
         return (mean_square - norm.square()) / (count - 1)
 
 
-def _note_norm(norms: list[Tensor], grad: Tensor) -> None:
-    norms.append(torch.linalg.vector_norm(grad, dtype=torch.float32))
-
-
 def noise_scale_tokens(norm: Tensor, variance: Tensor | None, batch_tokens: int) -> Tensor | None:
     """Batch size at which noise and signal would be equal: tokens x variance / |E G|², where |G|² - variance estimates
-    the denominator without bias. One step's value is rough and may be negative: average norm² and variance over steps,
-    then divide."""
+    the denominator without bias. Of one step it is rough and may be negative."""
     return None if variance is None else batch_tokens * variance / (norm.square() - variance)
 
 
 @torch.no_grad()
 def model_extremes(model: GPT, batch: DeviceBatch, windows: Tensor, ranks: Ranks = SINGLE_PROCESS) -> Values:
     """`largest_score`: of |q·k| x scale over the pairs that may attend, all layers and heads; None without attention.
-    `largest_logit`: of |logit| before the cap, padding rows of the head included, since they take part in the softmax.
-    Ranks look at those sequences of theirs that are among the first of the global batch.
-    """
-    scores: list[Tensor] = []
-    logits: list[Tensor] = []
+    `largest_logit`: of |logit| before the cap, padding rows of the head included. Ranks look at those sequences of
+    theirs that are among the first of the global batch."""
+    scores, logits = list[Tensor](), list[Tensor]()
     windows = windows.to(batch.tokens.device)  # the back end that trains may need them on the host
     observed = copy.copy(model)  # the same weights under other seams
     observed.plan, observed.loss = _watch_scores(scores), _watch_logits(logits)

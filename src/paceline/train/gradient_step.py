@@ -1,13 +1,11 @@
 """One training step: gradient, verdict, update.
 
-The gradient is the true mean over the global batch, summed over micro-batches and ranks that change nothing. On a GPU
-that of a micro-batch may be replayed as a CUDA graph, one for each shape.
+The gradient is the true mean over the global batch. On a GPU that of a micro-batch may be replayed as a CUDA graph.
 """
 
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +15,6 @@ from paceline.data.feed import DeviceBatch
 from paceline.metrics.deferred import Values
 from paceline.model.loss import IGNORE_TARGET, Losses
 from paceline.model.masks import window_tensor
-from paceline.parallel.batch_split import rank_slice
 from paceline.parallel.gradients import Replica, exchange, replicate, zero_in_place_
 from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
 from paceline.settings.data import BatchConfig
@@ -25,13 +22,11 @@ from paceline.settings.schedule import StepSettings
 from paceline.train.assemble import Assembly
 from paceline.train.bad_steps import BadSteps
 
-GUARDED_STEPS = 5
-"""Steps of a launch in which compiled code still checks its inputs, as record 16 did it."""
+GUARDED_STEPS = 5  # steps of a launch in which compiled code still checks its inputs, as record 16 did it
 
 
 class GradientStep:
-    """What every step needs, set up once per launch; what changes comes with the step's settings. `stop` may end a
-    gradient that is being computed by a single process."""
+    """What every step needs, set up once per launch. `stop` may end a gradient that a single process computes."""
 
     def __init__(self, run: Assembly, stop: StopRequest) -> None:
         self.run, self.stop = run, stop
@@ -53,12 +48,12 @@ class GradientStep:
         """Put the step's windows and loss weights where the model reads them."""
         for place, window in zip(self.windows.unbind(), settings.windows.values(), strict=False):
             place.fill_(window)
+        for place, weight in zip(self.loss_weights.unbind(), settings.loss_weights, strict=True):
+            place.fill_(weight)
         if self.run.model.dropout is not None:
             from paceline.model.dropout import step_key
 
             self.run.model.dropout.step_key.fill_(step_key(self.run.config.seed, settings.step))
-        for place, weight in zip(self.loss_weights.unbind(), settings.loss_weights, strict=True):
-            place.fill_(weight)
 
     def take(self, settings: StepSettings, batch: DeviceBatch, *, measure: bool = False) -> Values:
         """Gradient and update, and what the step was like; `measure` asks for the diagnostics, too."""
@@ -82,26 +77,21 @@ class GradientStep:
         return dict(zip(names, losses.unbind(), strict=True))
 
     def gradient(self, settings: StepSettings, batch: DeviceBatch) -> tuple[Tensor, Tensor | None]:
-        """Compute it. The mean losses of the global batch, (1 + terms,), and whether the step is to be skipped, if bad
-        steps are."""
+        """The mean losses of the global batch, (1 + terms,), and whether to skip the step, if bad steps are."""
         config, ranks = self.run.config, self.run.ranks
         share, compute = self.run.share(settings.sequences), forward_backward
         if self.graphs is not None:  # not to be dropped: a capture must be ended, and takes no longer than a step
             compute = self.graphs.of(batch, share.micro_sequences) or forward_backward
         if self.run.model.dropout is not None:
-            place = rank_slice(ranks.rank, ranks.world, config.parallel.context_parallel)
+            from paceline.model.dropout import each_in_its_place
+
             first = self.run.model.dropout.first_sequence
-            compute = each_in_its_place(compute, first, place.run * share.sequences)
+            compute = each_in_its_place(compute, first, self.run.place.run * share.sequences)
         with self._unguarded(), self.droppable():
+            here = (self.replica, batch, self.windows, self.loss_weights)
+            micro, padded = share.micro_sequences, config.data.align_documents
             losses = accumulate_gradient(
-                self.replica,
-                batch,
-                self.windows,
-                self.loss_weights,
-                micro_sequences=share.micro_sequences,
-                padded=config.data.align_documents,
-                ranks=ranks,
-                forward_backward=compute,
+                *here, micro_sequences=micro, padded=padded, ranks=ranks, forward_backward=compute
             )
         if config.bad_steps.skip:
             return self.bad_steps.judge(settings.step, losses)
@@ -140,19 +130,6 @@ def forward_backward(
     return torch.cat([main[None], terms]).detach()
 
 
-def each_in_its_place(compute: Callable[..., Tensor], first: Tensor, sequence: int) -> Callable[..., Tensor]:
-    """`compute` for one micro-batch after another, with the number of its first sequence in the global batch written
-    to `first`; dropout depends on it."""
-
-    def run(model: nn.Module, tokens: Tensor, *rest: Any) -> Tensor:
-        nonlocal sequence
-        first.fill_(sequence)
-        sequence += len(tokens)
-        return compute(model, tokens, *rest)
-
-    return run
-
-
 def accumulate_gradient(
     model: nn.Module,
     batch: DeviceBatch,
@@ -166,11 +143,9 @@ def accumulate_gradient(
 ) -> Tensor:
     """Add d(mean loss)/d(weights) into every `.grad`; `batch` is this rank's share of the global batch.
 
-    Each micro-batch's losses are summed and divided by the counted targets of the global batch, so the result does not
-    depend on how the batch is cut. Ranks exchange gradients once, in the last backward pass; the sums of the large
-    tables only begin there (`parallel/embedding_sync.py`). `padded`: some targets do not count. Returns this rank's
-    share of the mean losses, (1 + terms,) fp32, on the device; the shares of all ranks add up to them.
-    """
+    Each micro-batch's losses are summed and divided by the counted targets of the global batch, however it is cut.
+    Ranks exchange gradients once, in the last backward pass. `padded`: some targets do not count. Returns this rank's
+    share of the mean losses, (1 + terms,) fp32, on the device; the shares of all ranks add up to them."""
     counted = ranks.sum_((batch.targets != IGNORE_TARGET).sum()) if padded else ranks.world * batch.targets.numel()
     total = torch.zeros(1 + len(weights), device=batch.tokens.device)
     micro = list(zip(batch.tokens.split(micro_sequences), batch.targets.split(micro_sequences), strict=True))

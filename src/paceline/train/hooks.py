@@ -1,7 +1,7 @@
 """What happens between steps: metrics, validation, checkpoints. `bad_steps.py` and `average.py` are hooks, too."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,6 @@ from paceline.metrics.deferred import DeferredMetrics, Values
 from paceline.metrics.meter import MeterState
 from paceline.metrics.metrics_file import EvalMetrics, StepMetrics, finite
 from paceline.metrics.sinks import JsonlSink, Sink
-from paceline.parallel.batch_split import rank_slice
 from paceline.settings.schedule import StepSettings
 from paceline.train.loop import History, Hook, Loop, metrics_due
 
@@ -29,19 +28,14 @@ from paceline.train.loop import History, Hook, Loop, metrics_due
 class SavedState:
     """What a checkpoint keeps besides tensors and config."""
 
-    cursor: Cursor
-    """The data that comes next."""
-    metrics_bytes: int
-    """Length of the metrics file by then."""
+    cursor: Cursor  # the data that comes next
+    metrics_bytes: int  # length of the metrics file by then
     clocks: MeterState
     history: History = field(default_factory=History)
-    evaluations: tuple[EvalMetrics, ...] = ()
-    """The validations so far, in case their lines of metrics are lost."""
+    evaluations: tuple[EvalMetrics, ...] = ()  # the validations so far, in case their lines of metrics are lost
 
 
 class MetricsHook(Hook):
-    """A line of metrics at every `metrics.every` steps."""
-
     def __init__(self, loop: Loop, deferred: DeferredMetrics) -> None:
         self._loop, self._deferred = loop, deferred
 
@@ -60,34 +54,30 @@ def _now(loop: Loop, settings: StepSettings, done: int) -> dict[str, Any]:
     return {"step": done, "tokens": tokens, "window_tokens": widest, "train_s": meter.train_s, "wall_s": meter.wall_s}
 
 
+Shipped = Callable[[], AbstractContextManager[None]]
+
+
 class EvaluationHook(Hook):
-    """Validation every `evaluate.every` steps and at the end. `shipped` swaps in the weights that a finished run ships,
-    where those are others than it trains with."""
+    """`shipped` swaps in the weights that a finished run ships, where those are others than it trains with."""
 
     def __init__(
-        self,
-        loop: Loop,
-        deferred: DeferredMetrics,
-        sink: Sink,
-        before: Sequence[EvalMetrics],
-        on_evaluation: Callable[[list[EvalMetrics]], object],
-        shipped: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        self, loop: Loop, deferred: DeferredMetrics, sink: Sink, on_evaluation: Callable[[], object], shipped: Shipped
     ) -> None:
-        self.evaluations, self._shipped = list(before), shipped
-        self._loop, self._deferred, self._sink, self._on_evaluation = loop, deferred, sink, on_evaluation
+        self._loop, self._deferred, self._sink, self._shipped = loop, deferred, sink, shipped
+        self._on_evaluation = on_evaluation
 
     def before_step(self, settings: StepSettings) -> bool:
         if not self._due(settings.step):
             return False
         if (found := self._evaluated(settings)) is not None:
-            self.evaluations.append(found)
+            self._loop.evaluations.append(found)
             self._sink.write(found)
-            self._on_evaluation(self.evaluations)
+            self._on_evaluation()
         return True
 
     def _due(self, step: int) -> bool:
-        config = self._loop.run.config
-        if self.evaluations and self.evaluations[-1].step == step:  # made before this run was interrupted
+        made, config = self._loop.evaluations, self._loop.run.config
+        if made and made[-1].step == step:  # before this run was interrupted
             return False
         every = config.evaluate.every
         return step == config.steps or (every is not None and step % every == 0)
@@ -96,14 +86,12 @@ class EvaluationHook(Hook):
         """None: it was given up, because the run is to end."""
         loop, run, gradient = self._loop, self._loop.run, self._loop.gradient
         weights = self._shipped if settings.step == run.config.steps else contextlib.nullcontext
+        token_bytes = None if run.tokenizer is None else run.tokenizer.token_byte_lengths()
+        what = (run.forward, self._batches(), gradient.windows, token_bytes, run.ranks)
         with loop.meter.paused():
             self._deferred.flush()
             with weights(), gradient.droppable():
-                batches, device = self._batches(), run.machine.device
-                token_bytes = None if run.tokenizer is None else run.tokenizer.token_byte_lengths()
-                found = validate(
-                    run.forward, batches, gradient.windows, token_bytes, run.ranks, device=device, give_up=loop.stopping
-                )
+                found = validate(*what, device=run.machine.device, give_up=loop.stopping)
                 extra = self._mask_facts()
         if found is None:
             return None
@@ -113,9 +101,8 @@ class EvaluationHook(Hook):
     def _batches(self) -> Iterator[Batch]:
         """This rank's; where a forward pass needs all ranks, padding takes the place of an empty one."""
         run = self._loop.run
-        c, share = run.config, run.largest_share
-        place = rank_slice(run.ranks.rank, run.ranks.world, c.parallel.context_parallel)
-        length, micro = c.batch.sequence_tokens, share.micro_sequences
+        c, place = run.config, run.place
+        length, micro = c.batch.sequence_tokens, run.largest_share.micro_sequences
         found = validation_batches(run.data.val, length, c.evaluate.tokens, micro, rank=place.run, world=place.runs)
         for batch in found:
             padded = not batch.targets.size and run.sync.forward_is_collective
@@ -133,27 +120,18 @@ class EvaluationHook(Hook):
 
 
 class CheckpointHook(Hook):
-    """Saves the run every `checkpoint.every` steps, beside the training. `log` is None on ranks that write nothing;
-    `asked` is the config as checkpoints keep it, `evaluations` what has been validated."""
+    """`log` is None on ranks that write nothing; `asked` is the config as checkpoints keep it."""
 
     def __init__(
-        self,
-        loop: Loop,
-        folder: RunFolder,
-        deferred: DeferredMetrics,
-        log: JsonlSink | None,
-        asked: Mapping[str, Any],
-        evaluations: Sequence[EvalMetrics],
+        self, loop: Loop, folder: RunFolder, deferred: DeferredMetrics, log: JsonlSink | None, asked: Mapping[str, Any]
     ) -> None:
         self._loop, self._folder, self._deferred, self._log, self._asked = loop, folder, deferred, log, asked
-        self._evaluations = evaluations
         self.saver = Saver(folder, keep=loop.run.config.checkpoint.keep, writes=log is not None)
         self.saved_step = loop.position.step or None
 
     def settle_in(self) -> None:
         """Before the first step: no checkpoint that a later launch would take for this run's newest; and one to come
-        back to, of several ranks, which are not interrupted while they compile, and where the first weights came from
-        elsewhere."""
+        back to where several ranks compile, which cannot be interrupted, or the first weights came from elsewhere."""
         position, run = self._loop.position, self._loop.run
         if position.rewound:
             self.save(position.step)
@@ -192,7 +170,7 @@ class CheckpointHook(Hook):
                 metrics_bytes=written,
                 clocks=meter.state(),
                 history=self._loop.position.history,
-                evaluations=tuple(self._evaluations),
+                evaluations=tuple(self._loop.evaluations),
             )
             self.saver.save(Checkpoint(step, groups, state=finite(to_dict(state)), config=self._asked))
         self.saved_step = step

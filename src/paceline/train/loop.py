@@ -1,8 +1,7 @@
 """The training loop. At step s: settings, hooks, end?, batch, gradient and update, hooks.
 
-Step `steps` only validates. Everything that depends on the step is a pure function of it (`settings/schedule.py`), so
-a resumed run needs the weights, the optimizer's slots, the states of its hooks and two numbers: the step, and the
-position in the data, which goes on elsewhere after a rewind.
+Step `steps` only validates. All that depends on the step is a pure function of it (`settings/schedule.py`), so a run
+goes on from weights, slots, the states of its hooks, the step and the position in the data.
 """
 
 import contextlib
@@ -19,7 +18,7 @@ from paceline.data.feed import DeviceBatch, feed
 from paceline.metrics.card import InitFrom
 from paceline.metrics.deferred import Values
 from paceline.metrics.meter import Meter, MeterState
-from paceline.parallel.batch_split import rank_slice
+from paceline.metrics.metrics_file import EvalMetrics
 from paceline.parallel.ranks import DeferredAny
 from paceline.settings.schedule import StepSettings, schedule, sequences_from, tokens_before
 from paceline.train.assemble import Assembly
@@ -30,19 +29,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """What a run has behind it that its steps do not show. Kept in checkpoints and shown on the card."""
+    """What a run has behind it that its steps do not show."""
 
-    data: tuple[str, ...] = ()
-    """Fingerprints of the training data, in order; empty: written by a version that kept none."""
-    val_data: tuple[str, ...] = ()
-    """The same of the validation data."""
+    data: tuple[str, ...] = ()  # fingerprints of the training data, in order; empty in older versions' files
+    val_data: tuple[str, ...] = ()  # the same of the validation data
     rewinds: int = 0
     restarts: int = 0
-    tokens: int = 0
-    """Read in steps that rewinds and restarts have left behind."""
+    tokens: int = 0  # read in steps that rewinds and restarts have left behind
     init_from: InitFrom | None = None
-    extended: tuple[tuple[int, ...], ...] = ()
-    """As the card has them."""
+    extended: tuple[tuple[int, ...], ...] = ()  # as the card has them
 
 
 @dataclass(frozen=True)
@@ -50,14 +45,11 @@ class Position:
     """Where a run goes on."""
 
     step: int = 0
-    cursor: Cursor = field(default_factory=Cursor)
-    """The data that comes next."""
+    cursor: Cursor = field(default_factory=Cursor)  # the data that comes next
     metrics_bytes: int = 0
     clocks: MeterState | None = None
-    states: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
-    """Of the hooks, by name."""
-    rewound: bool = False
-    """Checkpoints after this one are left behind, and its data, too."""
+    states: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # of the hooks, by name
+    rewound: bool = False  # checkpoints after this one are left behind, and its data, too
     history: History = field(default_factory=History)
 
 
@@ -65,10 +57,9 @@ BEGINNING = Position()
 
 
 class Hook:
-    """Something that happens between steps; this one does nothing."""
+    """Between steps; this one does nothing."""
 
-    name = ""
-    """Of its group in every checkpoint; empty: it has no state."""
+    name = ""  # of its group in every checkpoint; empty: it has no state
 
     def before_step(self, settings: StepSettings) -> bool:
         """At the top of every step and of step `steps`. True: it took long, so whether to stop is asked again."""
@@ -95,10 +86,9 @@ class Loop:
     ) -> None:
         self.run, self.gradient, self.meter, self.stop, self.position = run, gradient, meter, stop, position
         self.hooks: Sequence[Hook] = ()
-        self.cursor = position.cursor
-        """Where the data of the next step begin."""
-        self.recent: deque[tuple[int, Cursor]] = deque(maxlen=64)
-        """The last steps and where their data began."""
+        self.cursor = position.cursor  # where the data of the next step begin
+        self.recent: deque[tuple[int, Cursor]] = deque(maxlen=64)  # the last steps and where their data began
+        self.evaluations: list[EvalMetrics] = []  # the validations so far
         self.any_rank = DeferredAny(run.ranks)
 
     def __call__(self) -> int:
@@ -141,10 +131,9 @@ def metrics_due(every: int, done: int, steps: int) -> bool:
 def training_batches(
     run: Assembly, position: Position = BEGINNING, sizes: Iterable[int] | None = None
 ) -> Iterator[tuple[DeviceBatch, Cursor]]:
-    """This rank's batches on its device, from a position on, each with the cursor after it; of so many sequences each,
-    or as the schedule says."""
+    """This rank's batches on its device, each with the cursor after it; of these sizes, or as the schedule says."""
     c, sizes = run.config, sequences_from(run.config, position.step) if sizes is None else sizes
-    place = rank_slice(run.ranks.rank, run.ranks.world, c.parallel.context_parallel)
+    place = run.place
     source = batches(
         run.data.train, c.data, c.batch, sizes, seed=c.seed, start=position.cursor, rank=place.run, world=place.runs
     )

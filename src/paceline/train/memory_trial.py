@@ -17,8 +17,7 @@ from paceline.settings.run import RunConfig
 from paceline.train.assemble import Assembly
 from paceline.train.gradient_step import accumulate_gradient
 
-SIGNS = ("out of memory", "cublas_status_alloc_failed", "defaultcpuallocator")
-"""Of an error that means that memory has run out."""
+SIGNS = ("out of memory", "cublas_status_alloc_failed", "defaultcpuallocator")  # in an error's message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +90,6 @@ def release_cached_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-# ---- out of memory later
 
 
 def is_out_of_memory(error: BaseException) -> bool:

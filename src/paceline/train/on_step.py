@@ -1,7 +1,6 @@
 """A function of the calling program that looks at model and optimizer between steps (`paceline.pretrain(on_step=...)`).
 
-It may look only: what it is given computes no gradients, the optimizer's state is a copy, and a weight that it has
-changed in place ends the run. Train time stands still meanwhile.
+It may look only: a weight that it has changed in place ends the run. Train time stands still meanwhile.
 """
 
 from collections.abc import Callable, Container
@@ -52,7 +51,6 @@ class OnStepHook(Hook):
             if self._on_step(StepView(settings.step, settings, model, self._loop.run.optimizer)) is True:
                 self._loop.stop.ask()
         if changed := next((name for name, tensor in held.items() if tensor._version != versions[name]), None):
-            raise ConfigError(
-                f"on_step has changed {changed} at step {settings.step}; it may only look, change a clone()"
-            )
+            cure = "it may only look, change a clone()"
+            raise ConfigError(f"on_step has changed {changed} at step {settings.step}; {cure}")
         return True

@@ -1,22 +1,27 @@
-"""Going on with a run: which checkpoint, filling the parts from it, and where the data go on."""
+"""Going on with a run: which checkpoint, filling the parts from it, and where the data go on; or beginning it anew in
+its own folder."""
 
+import contextlib
+import itertools
+import os
+import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from paceline.checkpoint import store
 from paceline.checkpoint.manifest import CONFIG, STATE
-from paceline.checkpoint.run_folder import RunFolder, step_of
+from paceline.checkpoint.run_folder import SET_ASIDE, RunFolder, step_of
 from paceline.checkpoint.verified import check_seen
 from paceline.core.errors import ConfigError, RunError
+from paceline.core.files import sync_folder
 from paceline.core.migrations import leaves
 from paceline.core.output import tell
 from paceline.core.random_states import of_rank, set_random_states
 from paceline.core.schema import from_dict, read_json, to_dict
 from paceline.data.batches import Cursor, check_data, position_after_steps
-from paceline.metrics.card import REWOUND, RunCard, card_diff, read_card
+from paceline.metrics.card import REWOUND, RunCard, read_card
 from paceline.metrics.meter import MeterState
-from paceline.metrics.metrics_file import Metrics
-from paceline.metrics.recovery import readable, rebuild
+from paceline.metrics.metrics_file import Metrics, readable, rebuild
 from paceline.metrics.sinks import missing_lines
 from paceline.parallel.memory_fit import plan_of
 from paceline.settings.run import RunConfig, read_config
@@ -33,10 +38,8 @@ class Found:
 
     path: Path
     passed_over: list[str]
-    newest: Path | None = None
-    """After a rewind: the checkpoint whose data and clocks it goes on from."""
-    last: Metrics | None = None
-    """After a rewind: the newest record of what the run has read."""
+    newest: Path | None = None  # after a rewind: the checkpoint whose data and clocks it goes on from
+    last: Metrics | None = None  # after a rewind: the newest record of what the run has read
 
 
 def find(folder: RunFolder, rewind: int | None = None) -> Found | None:
@@ -100,23 +103,21 @@ def go_on(launch: Launch, found: Found) -> Finished:
     run, fit = assemble_to_fit(launch.resolved, launch.machine, ranks, before=None if card is None else card.fit)
     state = _read_saved(found.path)
     position = _filled(run, found, state)
-    history, other = _compared(run, position, card, launch.allow_other_data)
-    history, longer = _extended(launch.config, found.path, saved_step=step_of(found.path), history=history)
+    history, other = _compared(run, position, card, launch.options.allow_other_data)
+    history, longer = _extended(launch.config, found.path, history)
     position = replace(position, history=history)
     lost = ranks.from_first(lambda: rebuild(launch.folder.metrics, state.metrics_bytes, state.evaluations))
     notes = [*trouble, *(f"passed over {reason}" for reason in found.passed_over), f"resumed from {found.path.name}"]
     notes += [note for note in (lost, *other, longer) if note]
     if position.rewound:
         notes.append(f"{REWOUND} {position.cursor.position:,}, after all that was read before")
-    card = card or first_card(launch, run, fit)
-    card = replace(card, diff=card_diff(launch.preset, launch.config))
+    card = replace(card or first_card(launch, run, fit), diff=launch.diff, steps=launch.config.steps, ranks=ranks.world)
     if plan_of(card.fit) != fit.plan:
         notes.append(f"cut otherwise than before: {fit}")
         card = replace(card, fit=asdict(fit.plan))
     for note in (*run.machine.lacks, *notes) if ranks.is_main else ():
         tell(note)
-    card = replace(card, notes=(*card.notes, *notes), ranks=ranks.world, finished=False, ended=None)
-    card = replace(card, steps=launch.config.steps)
+    card = replace(card, notes=(*card.notes, *notes), finished=False, ended=None)
     if ranks.is_main:  # what was given anew is kept for the next time
         launch.folder.write_config(to_dict(launch.config))
     return train(launch, run, fit, card, position)
@@ -154,11 +155,10 @@ def _compared(run: Assembly, position: Position, card: RunCard | None, allowed: 
     ), notes
 
 
-def _extended(config: RunConfig, found: Path, *, saved_step: int, history: History) -> tuple[History, str | None]:
+def _extended(config: RunConfig, found: Path, history: History) -> tuple[History, str | None]:
     """The history of a run that has more steps from here on than when the checkpoint was saved, with a note."""
-    if not (found / CONFIG).exists():  # format 1
-        return history, None
-    planned = read_config(read_json(found / CONFIG), at=CONFIG)
+    has_config = (found / CONFIG).exists()  # format 1 had none
+    planned, saved_step = read_config(read_json(found / CONFIG), at=CONFIG) if has_config else config, step_of(found)
     if planned.steps == config.steps:
         return history, None
     read = tokens_before(planned, saved_step) - tokens_before(config, saved_step)  # stages and their batches move
@@ -171,7 +171,7 @@ def _filled(run: Assembly, found: Found, state: SavedState) -> Position:
     """Fill a run from a checkpoint; where it goes on."""
     store.load_weights_into(found.path, dict(run.model.named_parameters()))
     saved = store.load(found.path, without=("model",))
-    run.optimizer.load_state_dict(saved.optimizer)
+    run.optimizer.load_state_dict(saved.groups["optimizer"])
     store.check_fits("buffers", saved.groups.get("buffers", {}), buffers := run.model.state_buffers())
     for name, buffer in buffers.items():
         buffer.copy_(saved.groups["buffers"][name])
@@ -185,9 +185,8 @@ def _filled(run: Assembly, found: Found, state: SavedState) -> Position:
     check_data(data, config.data, config.batch, sequences_from(config, saved.step), left, cursor.position or 0)
     if clocks.timed_tokens is None:  # an older checkpoint, whose steps were all of one size
         clocks = replace(clocks, timed_tokens=clocks.timed_steps * config.batch.tokens)
-    if found.newest is not None:
+    if rewound := found.newest is not None:
         clocks, history = _left_behind(config, found, clocks, history, saved.step)
-    rewound = found.newest is not None
     return Position(saved.step, cursor, state.metrics_bytes, clocks, saved.groups, rewound, history)
 
 
@@ -202,3 +201,37 @@ def _left_behind(
         clocks = replace(clocks, train_s=last.train_s, wall_s=last.wall_s, timed_tokens=timed)
         read = last.tokens
     return clocks, replace(history, rewinds=history.rewinds + 1, tokens=read - tokens_before(config, step))
+
+
+def set_aside(launch: Launch) -> Position:
+    """Move the run's files into a folder of their own and begin at step 0, with what was read and how long it took. A
+    kill between any two renames is noticed: the card, which shows that steps were made, is only copied, and the new
+    run's first file stands in `checkpoints` before that card is replaced."""
+    folder = launch.folder
+    position = _spent(launch.resolved, folder.path)
+    aside = next(path for n in itertools.count(1) if not (path := folder.path / f"{SET_ASIDE}{n}").exists())
+    aside.mkdir()
+    for path in (folder.beginning.parent, folder.metrics, folder.report):
+        if os.path.lexists(path):
+            path.rename(aside / path.name)
+    for path in (folder.path / "card.json", folder.config):
+        if path.is_file():
+            shutil.copy2(path, aside)
+    sync_folder(folder.path)
+    tell(f"begins anew; what was there is in {aside}")
+    return position
+
+
+def _spent(config: RunConfig, folder: Path) -> Position:
+    """As far as the card and the metrics tell: what cannot be read counts as nothing."""
+    last = next(reversed(readable(folder / "metrics.jsonl")), None)
+    known = [(last.tokens, last.train_s, last.wall_s)] if last else []
+    history = History(restarts=1)
+    with contextlib.suppress(RunError):
+        card = read_card(folder)
+        known.append((card.tokens, card.train_s or 0.0, card.wall_s or 0.0))
+        history = History(rewinds=card.rewinds, restarts=card.restarts + 1)
+    tokens, train_s, wall_s = map(max, zip((0, 0.0, 0.0), *known, strict=True))
+    timed = max(0, int(tokens) - tokens_before(config, min(config.train.untimed_steps, config.steps)))
+    clocks = MeterState(train_s=train_s, wall_s=wall_s, timed_tokens=timed)
+    return Position(clocks=clocks, history=replace(history, tokens=int(tokens)))

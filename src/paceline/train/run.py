@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.checkpoint.run_folder import RunFolder
-from paceline.core.environment import code_digest, code_version, environment
+from paceline.core.environment import code_digest
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.core.files import make_room, write_json
 from paceline.core.output import tell
 from paceline.core.schema import flatten, to_dict
 from paceline.core.signals import StopRequest, stop_on_signals
-from paceline.metrics.card import InitFrom, RunCard, card_diff, judged, now, write_card
+from paceline.metrics.card import FieldChange, RunCard, card_diff, ended, judged, new_card, write_card
 from paceline.metrics.console import ConsoleSink
 from paceline.metrics.deferred import DeferredMetrics
-from paceline.metrics.flops import mean_flops_per_token, utilisation
 from paceline.metrics.memory import peak_bytes
 from paceline.metrics.meter import Meter, MeterState, seconds_since_launch
-from paceline.metrics.metrics_file import EvalMetrics, read_metrics
+from paceline.metrics.metrics_file import read_metrics
 from paceline.metrics.sinks import CallbackSink, FanOut, JsonlSink, OnMetrics, Sink
 from paceline.metrics.trackers import Tracked, check_installed, trackers
 from paceline.parallel.machine import Machine, inspect_machine
@@ -39,115 +38,94 @@ if TYPE_CHECKING:
     from paceline.train.average import AverageHook
     from paceline.train.on_step import OnStep
 
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-"""Of an error that means that nothing more can be written."""
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)  # nothing more can be written
 
 
 @dataclass(frozen=True)
 class Finished:
     card: RunCard
     run: Assembly
-    exit_code: int
-    """0, or 128 + the signal that ended the run early."""
+    exit_code: int  # 0, or 128 + the signal that ended the run early
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a launch may be given beside the config."""
+
+    preset: RunConfig | None = None  # what the card's diff is taken against; None: the config itself
+    init_from: str | None = None  # the run or export whose weights a run begins with
+    again: bool = False  # a launch that restarts itself may have filled the folder before: then go on from there
+    rewind: int | None = None  # resume at this step or before, with the data that come after all that was read
+    restart: bool = False  # begin anew in the run's folder, with what is there set aside
+    allow_other_data: bool = False  # resume on data of another fingerprint; the card then has both
+    on_metrics: OnMetrics | None = None  # rank-0 callback that replaces console output
+    on_step: "tuple[OnStep, Container[int] | None] | None" = None  # called between steps, and at which; None: at all
+    age: Callable[[], float] = seconds_since_launch  # seconds since the launch
+
+
+PLAIN = Options()
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launch was given."""
-
-    config: RunConfig
-    """As it was asked for."""
-    resolved: RunConfig
-    """As this machine can carry it out."""
+    config: RunConfig  # as it was asked for
+    resolved: RunConfig  # as this machine can carry it out
     machine: Machine
     folder: RunFolder
-    preset: RunConfig
-    """What the card's diff is taken against."""
     ranks: Ranks
     stop: StopRequest
-    on_metrics: OnMetrics | None = None
-    """Rank-0 callback that replaces console output."""
-    age: Callable[[], float] = seconds_since_launch
-    """Seconds since the launch."""
-    allow_other_data: bool = False
-    """Go on with data of another fingerprint."""
-    init_from: str | None = None
-    """The run or export whose weights a run begins with."""
-    on_step: "tuple[OnStep, Container[int] | None] | None" = None
-    """Called between steps, and at which; None: at all."""
+    options: Options
+
+    @property
+    def diff(self) -> tuple[FieldChange, ...]:
+        return card_diff(self.options.preset or self.config, self.config)
 
 
 def start_run(
-    config: RunConfig,
-    folder: RunFolder,
-    *,
-    preset: RunConfig,
-    ranks: Ranks = SINGLE_PROCESS,
-    again: bool = False,
-    on_metrics: OnMetrics | None = None,
-    age: Callable[[], float] = seconds_since_launch,
-    init_from: str | None = None,
-    on_step: "tuple[OnStep, Container[int] | None] | None" = None,
+    config: RunConfig, folder: RunFolder, ranks: Ranks = SINGLE_PROCESS, options: Options = PLAIN
 ) -> Finished:
-    """Train from step 0, with the weights of the run or export `init_from`, if that is given. `preset` is what the
-    card's diff is taken against. `folder` is rank 0's. `again`: a launch that restarts itself may have filled it
-    before; then go on from what it has saved, if anything. `on_metrics`, `age` and `on_step` are for a process that
-    does more than this run; see `Launch`."""
-    with _launched(config, folder, preset, ranks) as launch:
-        launch = replace(launch, on_metrics=on_metrics, age=age, init_from=init_from, on_step=on_step)
-        return _go_on_or_begin(launch) if again else begin(launch)
+    """Train from step 0. `folder` is rank 0's."""
+    with _launched(config, folder, ranks, options) as launch:
+        return _go_on_or_begin(launch) if options.again else begin(launch)
 
 
 def resume_run(
-    config: RunConfig,
-    folder: RunFolder,
-    ranks: Ranks = SINGLE_PROCESS,
-    *,
-    preset: RunConfig | None = None,
-    rewind: int | None = None,
-    restart: bool = False,
-    allow_other_data: bool = False,
-    init_from: str | None = None,
+    config: RunConfig, folder: RunFolder, ranks: Ranks = SINGLE_PROCESS, options: Options = PLAIN
 ) -> Finished:
-    """Go on from the newest good checkpoint of a run, as if it had not stopped; from the start, if it was stopped
-    before its first. `rewind`: from the newest of this step or before, and with the data that come after all that the
-    run has read. `restart`: from the start in any case, with what is there set aside. Data other than the run's are
-    refused unless `allow_other_data`; then the card has the fingerprints of both."""
-    with _launched(config, folder, preset or config, ranks) as launch:
-        launch = replace(launch, init_from=init_from)
-        if restart:
-            from paceline.train.restart import set_aside
+    """Go on from the newest good checkpoint, or from the start if there is none yet, or that is asked for."""
+    with _launched(config, folder, ranks, options) as launch:
+        if options.restart:
+            from paceline.train.resume import set_aside
 
             return begin(launch, lambda: set_aside(launch))
-        return _go_on_or_begin(replace(launch, allow_other_data=allow_other_data), rewind)
+        return _go_on_or_begin(launch)
 
 
-def _go_on_or_begin(launch: Launch, rewind: int | None = None) -> Finished:
+def _go_on_or_begin(launch: Launch) -> Finished:
     """Every rank reads the checkpoint from rank 0's folder."""
     from paceline.train.resume import find, first_position, go_on
 
-    folder, found = launch.ranks.from_first(lambda: (launch.folder, find(launch.folder, rewind)))
+    folder, found = launch.ranks.from_first(lambda: (launch.folder, find(launch.folder, launch.options.rewind)))
     launch = replace(launch, folder=folder)
     return begin(launch, lambda: first_position(folder)) if found is None else go_on(launch, found)
 
 
 @contextmanager
-def _launched(config: RunConfig, folder: RunFolder, preset: RunConfig, ranks: Ranks) -> Iterator[Launch]:
+def _launched(config: RunConfig, folder: RunFolder, ranks: Ranks, options: Options) -> Iterator[Launch]:
     """Joins the ranks, honours signals, and reports a full disk in one line."""
     check_installed(config.metrics)
     resolved, machine = inspect_machine(config, ranks)
     with joined(ranks, machine.device, agreed_facts(config), config.parallel), stop_on_signals() as stop:
         try:
-            yield Launch(config, resolved, machine, folder, preset, ranks, stop)
+            yield Launch(config, resolved, machine, folder, ranks, stop, options)
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise
-            begun = folder.config.exists()
-            then = f"continue with --resume {folder.path}" if begun else "run the same command again"
-            raise PacelineError(
-                f"{error.filename or folder.path}: cannot be written ({error.strerror}); "
-                f"{'what was saved is intact: ' if begun else ''}{make_room(error)}{then}"
-            ) from error
+            intact, then = "", "run the same command again"
+            if folder.config.exists():
+                intact, then = "what was saved is intact: ", f"continue with --resume {folder.path}"
+            at = f"{error.filename or folder.path}: cannot be written ({error.strerror})"
+            raise PacelineError(f"{at}; {intact}{make_room(error)}{then}") from error
 
 
 def agreed_facts(config: RunConfig) -> dict[str, str]:
@@ -158,59 +136,44 @@ def agreed_facts(config: RunConfig) -> dict[str, str]:
 
 
 def begin(launch: Launch, before: Callable[[], Position] = lambda: BEGINNING) -> Finished:
-    """From step 0. `before` is called on rank 0, once the run is known to work and before its first file is written,
-    and says what the run has behind it."""
-    run, fit, origin, notes = _assembled(launch)
+    """From step 0. `before`, called on rank 0 before the first file is written, says what the run has behind it."""
+    origin, notes = None, tuple[str, ...]()
+    if launch.options.init_from is None:
+        run, fit = assemble_to_fit(launch.resolved, launch.machine, launch.ranks)
+    else:
+        from paceline.train.warm_start import assemble_filled
+
+        run, fit, origin, notes = assemble_filled(launch)
     position = launch.ranks.from_first(before)
     began, data = position.history.init_from, run.data
     if began is not None and (origin is None or origin.fingerprint != began.fingerprint):
         cure = "name the same ones by --init-from, or start a new run"
         raise ConfigError(f"{launch.folder.path}: it begins with the weights of {began}, and has no checkpoint; {cure}")
-    history = replace(
-        position.history, data=(data.train.fingerprint,), val_data=(data.val.fingerprint,), init_from=origin
-    )
+    train_data, val_data = (data.train.fingerprint,), (data.val.fingerprint,)
+    history = replace(position.history, data=train_data, val_data=val_data, init_from=origin)
     position = replace(position, history=history)
     if launch.ranks.is_main:
-        for line in (*run.machine.lacks, *notes):
+        told = [str(fit)] if launch.options.on_metrics is None and fit.key is not None else []
+        for line in (*run.machine.lacks, *notes, *told):
             tell(line)
-        if launch.on_metrics is None and fit.key is not None:
-            tell(str(fit))
         launch.folder.write_config(to_dict(launch.config))
         if run.tokenizer is not None:
             run.tokenizer.save(launch.folder.path)
-        state = SavedState(
-            cursor=position.cursor, metrics_bytes=0, clocks=position.clocks or MeterState(), history=history
-        )
+        clocks = position.clocks or MeterState()
+        state = SavedState(cursor=position.cursor, metrics_bytes=0, clocks=clocks, history=history)
         write_json(launch.folder.beginning, to_dict(state))
     card = first_card(launch, run, fit)
     return train(launch, run, fit, replace(card, notes=(*card.notes, *notes)), position)
 
 
-def _assembled(launch: Launch) -> tuple[Assembly, Fit, InitFrom | None, tuple[str, ...]]:
-    """A run at its first step; where its weights came from, and what to note of them."""
-    if launch.init_from is None:
-        return *assemble_to_fit(launch.resolved, launch.machine, launch.ranks), None, ()
-    from paceline.train.warm_start import fill, read_weights
-
-    initial = read_weights(launch.init_from, launch.config)
-    run, fit = assemble_to_fit(launch.resolved, launch.machine, launch.ranks)
-    return run, fit, initial.origin, fill(run, initial)
-
-
 def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Position) -> Finished:
     """The loop with its hooks, from a position to the end, and the card that says how it went."""
     config, ranks, folder, history = run.config, run.ranks, launch.folder, position.history
-    card = replace(
-        card,
-        data_fingerprint=history.data[0],
-        other_data=(*history.data[1:], *history.val_data[1:]),
-        rewinds=history.rewinds,
-        restarts=history.restarts,
-        init_from=history.init_from,
-        extended=history.extended,
-    )
-    wait = torch.cuda.synchronize if run.machine.device.type == "cuda" else lambda: None
-    meter = Meter(untimed_steps=config.train.untimed_steps, resumed=position.clocks, already_s=launch.age(), wait=wait)
+    same = {name: getattr(history, name) for name in ("rewinds", "restarts", "init_from", "extended")}
+    other_data = (*history.data[1:], *history.val_data[1:])
+    card = replace(card, data_fingerprint=history.data[0], other_data=other_data, **same)
+    wait, age_s = torch.cuda.synchronize if run.machine.device.type == "cuda" else lambda: None, launch.options.age()
+    meter = Meter(untimed_steps=config.train.untimed_steps, resumed=position.clocks, already_s=age_s, wait=wait)
     log = JsonlSink(folder.metrics, position=position.metrics_bytes) if ranks.is_main else None
     sink = _sinks(launch, log, card, position.step)
 
@@ -224,12 +187,12 @@ def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Posi
     loop = Loop(run, GradientStep(run, launch.stop), meter, launch.stop, position)
     bad_steps = loop.gradient.bad_steps
     deferred = DeferredMetrics(sink)
-    before = ranks.from_first(lambda: read_metrics(folder.path)[1] if position.metrics_bytes else [])
-    average = _averages(run)
+    loop.evaluations = ranks.from_first(lambda: read_metrics(folder.path)[1] if position.metrics_bytes else [])
+    average, on_step = _optional_hooks(launch, loop)
     shipped = average[0].shipped if average else nullcontext
-    evaluation = EvaluationHook(loop, deferred, sink, before, lambda found: write(judged(card, found, meter)), shipped)
-    checkpoints = CheckpointHook(loop, folder, deferred, log, to_dict(launch.config), evaluation.evaluations)
-    loop.hooks = (*average, MetricsHook(loop, deferred), evaluation, *_looking(launch, loop), bad_steps, checkpoints)
+    evaluation = EvaluationHook(loop, deferred, sink, lambda: write(judged(card, loop.evaluations, meter)), shipped)
+    checkpoints = CheckpointHook(loop, folder, deferred, log, to_dict(launch.config))
+    loop.hooks = (*average, MetricsHook(loop, deferred), evaluation, *on_step, bad_steps, checkpoints)
     for hook in loop.hooks:
         if state := position.states.get(hook.name, {}):
             from paceline.checkpoint.store import check_fits
@@ -237,7 +200,13 @@ def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Posi
             check_fits(hook.name, state, hook.state())
         hook.load(state)
     try:
-        step = _looped(loop, checkpoints, deferred)
+        with checkpoints.saver:
+            checkpoints.settle_in()
+            step = loop()
+            meter.stop()
+            deferred.flush()
+            if step != checkpoints.saved_step:  # the same answer on every rank
+                checkpoints.save(step)
     except Exception as error:
         from paceline.train.memory_trial import is_out_of_memory, out_of_memory
 
@@ -247,7 +216,9 @@ def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Posi
     finally:
         sink.close()
     bad_steps.wait()
-    card = _last_card(card, loop, step, evaluation.evaluations)
+    skipped, device = bad_steps.skipped, str(run.machine.device)
+    card = judged(replace(card, skipped_steps=skipped, peak_bytes=peak_bytes(device)), loop.evaluations, meter)
+    card = ended(card, config, meter, step=step, tokens=loop.tokens_after(step))
     left = write(card)
     if bad_steps.exhausted and not card.finished:
         from paceline.train.bad_step_report import bad_step_report
@@ -258,32 +229,17 @@ def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Posi
     return Finished(left, run, 0 if card.finished else launch.stop.exit_code)
 
 
-def _looped(loop: Loop, checkpoints: CheckpointHook, deferred: DeferredMetrics) -> int:
-    """Run the loop and leave a checkpoint of where it ended."""
-    with checkpoints.saver:
-        checkpoints.settle_in()
-        step = loop()
-        loop.meter.stop()
-        deferred.flush()
-        if step != checkpoints.saved_step:  # the same answer on every rank
-            checkpoints.save(step)
-    return step
+def _optional_hooks(launch: Launch, loop: Loop) -> "tuple[list[AverageHook], list[Hook]]":
+    average, on_step = list["AverageHook"](), list[Hook]()
+    if loop.run.config.optim.average.on:
+        from paceline.train.average import AverageHook
 
+        average.append(AverageHook(loop.run))
+    if launch.options.on_step is not None:
+        from paceline.train.on_step import OnStepHook
 
-def _averages(run: Assembly) -> "list[AverageHook]":
-    if not run.config.optim.average.on:
-        return []
-    from paceline.train.average import AverageHook
-
-    return [AverageHook(run)]
-
-
-def _looking(launch: Launch, loop: Loop) -> list[Hook]:
-    if launch.on_step is None:
-        return []
-    from paceline.train.on_step import OnStepHook
-
-    return [OnStepHook(loop, *launch.on_step)]
+        on_step.append(OnStepHook(loop, *launch.options.on_step))
+    return average, on_step
 
 
 def _sinks(launch: Launch, log: JsonlSink | None, card: RunCard, start: int) -> FanOut:
@@ -292,53 +248,19 @@ def _sinks(launch: Launch, log: JsonlSink | None, card: RunCard, start: int) -> 
         return FanOut([])
     config, folder = launch.config, launch.folder.path
     run = Tracked(folder=folder, name=card.name, started=card.started, start_step=start, settings=to_dict(config))
-    if launch.on_metrics is None:
+    if launch.options.on_metrics is None:
         last: Sink = ConsoleSink(steps=config.steps, tokens=tokens_before(config, config.steps), start_step=start)
     else:
-        last = CallbackSink(launch.on_metrics, launch.stop.ask)
+        last = CallbackSink(launch.options.on_metrics, launch.stop.ask)
     return FanOut([log, *trackers(config.metrics, run), last])
 
 
 def first_card(launch: Launch, run: Assembly, fit: Fit) -> RunCard:
-    config = launch.config
-    return RunCard(
-        name=launch.folder.path.resolve().name,
-        preset=config.preset,
-        track=config.track,
-        seed=config.seed,
-        finished=False,
-        steps=config.steps,
-        steps_done=0,
-        tokens=0,
+    card = new_card(
+        launch.folder.path,
+        launch.config,
         parameters=sum(parameter.numel() for parameter in run.model.parameters()),
         data_fingerprint=run.data.train.fingerprint,
-        diff=card_diff(launch.preset, config),
-        plugins=config.plugins,
-        code_version=code_version(),
-        environment=environment(),
-        started=now(),
         device=run.machine.device.type,
-        ranks=run.ranks.world,
-        fit=asdict(fit.plan),
-        notes=run.machine.notes,
     )
-
-
-def _last_card(card: RunCard, loop: Loop, step: int, evaluations: list[EvalMetrics]) -> RunCard:
-    run, meter = loop.run, loop.meter
-    rate, gpu = meter.mean_tokens_per_s, str(card.environment.get("gpu", "")) or None
-    return replace(
-        judged(card, evaluations, meter) if evaluations else card,
-        finished=step == run.config.steps,
-        steps_done=step,
-        tokens=loop.tokens_after(step),
-        train_s=meter.train_s,
-        wall_s=meter.wall_s,
-        startup_s=meter.startup_s,
-        first_steps_s=meter.first_steps_s,
-        tokens_per_s=rate,
-        mfu=utilisation(mean_flops_per_token(run.config), rate, gpu, gpus=card.ranks),
-        peak_bytes=peak_bytes(str(run.machine.device)),
-        skipped_steps=loop.gradient.bad_steps.skipped,
-        ended=now(),
-    )
+    return replace(card, diff=launch.diff, ranks=run.ranks.world, fit=asdict(fit.plan), notes=run.machine.notes)

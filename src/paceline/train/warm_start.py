@@ -1,14 +1,13 @@
 """A run that begins with the weights of another (`--init-from`): which, whether they fit, and how they are filled in.
 
-Weights only: the optimizer, the schedule and the data begin anew. Every rank reads them by itself and keeps its rows;
-their hash, of the bits that the run starts with, is compared between ranks and goes into checkpoints and onto the card.
+Every rank reads the weights by itself and keeps its rows; their hash, of the bits that the run starts with, is compared
+between ranks and goes into checkpoints and onto the card.
 """
 
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,12 +18,14 @@ from paceline.core.schema import changes
 from paceline.evaluate.export.reading import exported_model, is_export, read_export, same_tokenizer
 from paceline.evaluate.load import read_saved
 from paceline.metrics.card import InitFrom
-from paceline.parallel.embedding_sync import rows_of
+from paceline.parallel.embedding_sync import put_rows
+from paceline.parallel.memory_fit import Fit
 from paceline.settings.model import ModelConfig
 from paceline.settings.run import RunConfig
 from paceline.settings.spec import describe
 from paceline.text.tokenizer import Tokenizer, carried_identity
-from paceline.train.assemble import Assembly
+from paceline.train.assemble import Assembly, assemble_to_fit
+from paceline.train.run import Launch
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,15 @@ class InitialWeights:
 
     origin: InitFrom
     weights: Mapping[str, Tensor]
-    same_tokenizer: Callable[[Tokenizer | None], bool | None]
-    """None: it cannot be told."""
+    same_tokenizer: Callable[[Tokenizer | None], bool | None]  # None: it cannot be told
     notes: tuple[str, ...]
+
+
+def assemble_filled(launch: Launch) -> tuple[Assembly, Fit, InitFrom, tuple[str, ...]]:
+    """A run at its first step; where its weights came from, and what to note of them."""
+    initial = read_weights(str(launch.options.init_from), launch.config)
+    run, fit = assemble_to_fit(launch.resolved, launch.machine, launch.ranks)
+    return run, fit, initial.origin, fill(run, initial)
 
 
 def read_weights(where: str, config: RunConfig) -> InitialWeights:
@@ -104,14 +111,6 @@ def fill(run: Assembly, initial: InitialWeights) -> tuple[str, ...]:
         raise ConfigError(f"--init-from {initial.origin.name}: {why}; use data made with its own (data prepare)")
     with torch.no_grad():
         for name, parameter in run.model.named_parameters():
-            _put(parameter.detach(), initial.weights[name])
+            put_rows(parameter.detach(), initial.weights[name])
     unsure = () if same else (f"the tokenizer of {initial.origin.name} could not be compared",)
     return (f"begins with the weights of {initial.origin}", *initial.notes, *unsure)
-
-
-def _put(target: Any, whole: Tensor) -> None:
-    if not hasattr(target, "to_local"):
-        target.copy_(whole)
-        return
-    mesh = target.device_mesh
-    target.to_local().copy_(whole[rows_of(mesh.get_local_rank(), mesh.size(), len(target))])

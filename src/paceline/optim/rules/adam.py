@@ -1,10 +1,8 @@
 """Adam with decoupled weight decay.
 
-It is torch's fused kernel, called directly: one pass over memory, arithmetic in fp32 whatever the storage, both moments
-kept in the parameter's dtype. For bf16 tables that halves the state and has a price that the records pay too: late in
-the cool-down an update below half a bf16 step of the weight is lost. We call the kernel ourselves because
-torch.optim.Adam makes its slots at the first step, and a checkpoint must find them before it. A parameter without a
-gradient counts as one whose gradient is zero: its moments decay like all others.
+It is torch's fused kernel: one pass over memory, arithmetic in fp32 whatever the storage, both moments kept in the
+parameter's dtype: for bf16 tables that halves the state, and late in the cool-down an update below half a bf16 step of
+the weight is lost, as in the records. torch.optim.Adam makes its slots too late for a checkpoint before the first step.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,11 +1,9 @@
 """Muon: momentum, then the nearest orthogonal matrix, then a step scaled by shape.
 
 Matrices of one shape form a stack (n, r, c) that moves as one batch; momentum lives in the stack, weights and gradients
-stay where the model has them and are gathered at each step (a copy of the gradients, small beside the products). A
-fused matrix enters as its parts, each a member of the stack of its own shape and scaled by that shape: it is then the
-same optimizer as for separate matrices. A matrix without a gradient counts as one whose gradient is zero, so that every
-rank and every step does the same work; with no momentum yet its update is zero. Where processes share parameters by
-rows, momentum and moves are of the rows that are kept here, and only `ShareWork` ever sees a whole matrix.
+stay where the model has them (a copy of the gradients at each step, small beside the products). A fused matrix enters
+as its parts, each a member of the stack of its own shape, so that it moves as separate matrices would. Where processes
+share parameters by rows, momentum and moves are of the rows kept here, and only `ShareWork` sees a whole matrix.
 """
 
 import math
@@ -17,8 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from paceline.optim.rule import Event, RuleContext, Slot
-from paceline.optim.sync import ParamSync
+from paceline.optim.rule import Event, ParamSync, RuleContext, Slot
 from paceline.settings.groups import ParamGroup, RuleFacts
 
 # an update holds all directions, and of the stack in hand gradients or iterates, which also cross memory
@@ -28,9 +25,8 @@ FACTS = RuleFacts(matrices=True, fp32_slots=1, fp32_update=2, crossings=8.0, ort
 def nesterov_(
     momentum_buffer: Tensor, grads: Tensor, momentum: float | Tensor, *, form: Literal["sum", "average"]
 ) -> Tensor:
-    """Take the gradients into the momentum buffer, in place, and return the look-ahead direction U.
-
-    sum: b ← μb + G, U = G + μb. average: the same with (1-μ)G for G. `grads` has the buffer's shape and dtype."""
+    """Take the gradients into the momentum buffer b, in place, and return the look-ahead direction U. sum: b ← μb + G,
+    U = G + μb. average: the same with (1-μ)G for G."""
     fresh = grads if form == "sum" else grads * (1.0 - momentum)
     momentum_buffer.mul_(momentum).add_(fresh)
     return fresh + momentum_buffer * momentum
@@ -65,11 +61,12 @@ class Member:
 
 
 class Stack:
-    """Members of one shape, dtype and device, with their momentum as one buffer of fp32 or wider: (n, r, c) or, where
-    processes share them by rows, the kept rows of all members one after another, (k, c)."""
+    """Members of one shape, dtype and device, with their momentum in fp32 or wider: (n, r, c) or, where processes share
+    them by rows, the kept rows of all members one after another, (k, c)."""
 
     def __init__(self, members: list[Member]) -> None:
         self.members = members
+        self.power: Tensor | None = None
         self.rows, self.cols = members[0].stop - members[0].start, members[0].param.shape[1]
         weights = self.weights()
         self.kept_rows = [len(weight) for weight in weights]
@@ -78,9 +75,13 @@ class Stack:
         dtype = torch.promote_types(weights[0].dtype, torch.float32)
         self.momentum = torch.zeros(*shape, self.cols, dtype=dtype, device=weights[0].device)
 
+    def keep_power(self) -> None:
+        """Mean squares for `evened`, on the long side of the matrices; fp32."""
+        sides = (self.rows, 1) if self.rows >= self.cols else (1, self.cols)
+        self.power = torch.zeros(len(self.members), *sides, device=self.momentum.device)
+
     def grads(self, skip: Tensor | None = None) -> Tensor:
-        """Laid out as the momentum is, a copy; zeros where `skip` is true (zero times what is not finite would not be
-        zero)."""
+        """Laid out as the momentum is, a copy; zeros where `skip` is true, whatever they hold."""
         join = torch.stack if self.whole else torch.cat
         grads = join([member.grad() for member in self.members]).to(self.momentum.dtype)
         return grads if skip is None else grads.masked_fill_(skip, 0.0)
@@ -96,8 +97,8 @@ class Stack:
 def move_(
     stack: Stack, X: Tensor, *, lr: float | Tensor, factor: float, weight_decay: float, cautious: bool = False
 ) -> None:
-    """M ← M (1 - lr·wd) - lr·factor·X for each matrix M, in place. The decay does not see the shape factor. `cautious`:
-    M ← M - lr·factor·(X + lr·wd·M where X and M have one sign or one is 0)."""
+    """M ← M (1 - lr·wd) - lr·factor·X for each matrix M, in place. `cautious`: M ← M - lr·factor·(X + lr·wd·M where X
+    and M have one sign or one is 0)."""
     weights = stack.weights()
     updates = X.to(weights[0].dtype)
     if weight_decay and cautious:
@@ -120,31 +121,23 @@ def evened(X: Tensor, power: Tensor, rate: float | Tensor) -> Tensor:
 
 
 class Rule:
-    """The matrices that Muon moves."""
-
     def __init__(self, group: ParamGroup, params: Mapping[str, nn.Parameter], context: RuleContext) -> None:
         self._context, self.config = context, context.muon
         members = {name: _members(name, p, context.parts.get(name, ()), context.sync) for name, p in params.items()}
         self.stacks = _stacks(member for group in members.values() for member in group)
-        slot_of = dict(
-            pair for stack in self.stacks for pair in zip(stack.members, stack.by_member(stack.momentum), strict=True)
-        )
+        slot_of = dict[Member, Tensor]()
+        for stack in self.stacks:
+            slot_of |= zip(stack.members, stack.by_member(stack.momentum), strict=True)
         self._slots = {
             name: Slot([slot_of[member] for member in group], params[name], context.sync.rows(params[name]))
             for name, group in members.items()
         }
-        self.powers = [None if self.config.row_beta2 is None else _power(stack) for stack in self.stacks]
-        named = {member: f"{name}.{n}" for name, group in members.items() for n, member in enumerate(group)}
-        self._powers = {
-            named[member]: of_one
-            for stack, power in zip(self.stacks, self.powers, strict=True)
-            if power is not None
-            for member, of_one in zip(stack.members, power, strict=True)
-        }
+        self._names = {member: f"{name}.{n}" for name, group in members.items() for n, member in enumerate(group)}
+        for stack in self.stacks if self.config.row_beta2 is not None else ():
+            stack.keep_power()
 
     def start(self, event: Event) -> Callable[[], None]:
-        """A skipped step is one with no gradient, a momentum of 1 and a rate of 0: nothing changes, by the same work.
-        Otherwise the bits are those of a step without `skip`."""
+        """A skipped step is one with no gradient, a momentum of 1 and a rate of 0."""
         s, skip = event.settings, event.skip
         lr: float | Tensor = s.lr
         momentum: float | Tensor = s.momentum
@@ -157,26 +150,23 @@ class Rule:
         orthogonal = context.share_work(context.orthogonalise, directions, self.stacks)
 
         def finish() -> None:
-            for stack, X, power in zip(self.stacks, orthogonal, self.powers, strict=True):
+            for stack, X in zip(self.stacks, orthogonal, strict=True):
                 factor, cautious = shape_factor(stack.rows, stack.cols, rule), self.config.cautious_decay
-                update = X if power is None else evened(X, power, rate)
+                update = X if stack.power is None else evened(X, stack.power, rate)
                 move_(stack, update, lr=lr, factor=factor, weight_decay=s.weight_decay, cautious=cautious)
 
         return finish
 
     def state(self) -> dict[str, Slot]:
-        powers = {f"muon.power.{name}": Slot([power]) for name, power in self._powers.items()}
-        return {f"muon.momentum.{name}": slot for name, slot in self._slots.items()} | powers
-
-
-def _power(stack: Stack) -> Tensor:
-    """Mean squares for `evened`, on the long side of a stack's matrices; fp32."""
-    sides = (stack.rows, 1) if stack.rows >= stack.cols else (1, stack.cols)
-    return torch.zeros(len(stack.members), *sides, device=stack.momentum.device)
+        slots = {f"muon.momentum.{name}": slot for name, slot in self._slots.items()}
+        for stack in self.stacks:
+            powers = () if stack.power is None else zip(stack.members, stack.power, strict=True)
+            slots |= {f"muon.power.{self._names[member]}": Slot([power]) for member, power in powers}
+        return slots
 
 
 def _members(name: str, param: nn.Parameter, parts: Sequence[int], sync: ParamSync) -> list[Member]:
-    """The matrices inside one parameter, one for each number of rows in `parts`, or all as one."""
+    """One for each number of rows in `parts`, or the parameter as one."""
     sizes = list(parts) or [param.shape[0]]
     if sum(sizes) != param.shape[0]:
         raise ValueError(f"{name} has {param.shape[0]} rows, which do not make parts of {', '.join(map(str, sizes))}")
