@@ -87,8 +87,13 @@ def mutants_of(source: str, file: str) -> Iterator[Mutant]:
         begin, end = starts[node.lineno - 1], starts[node.end_lineno]
         first, last = begin + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
         after = data[begin:first] + text.encode() + data[last:end]
-        before, shown = (" ".join(part.decode().split()) for part in (data[begin:end], after))
+        before, shown = (_without_comments(part.decode()) for part in (data[begin:end], after))
         yield Mutant(file, node.lineno, before, shown, (data[:begin] + after + data[end:]).decode())
+
+
+def _without_comments(code: str) -> str:
+    """On one line."""
+    return " ".join(" ".join(line.partition("  # ")[0] for line in code.splitlines()).split())
 
 
 def _sites(node: ast.AST) -> Iterator[Any]:
