@@ -66,6 +66,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--logs", type=Path, default=Path("."), help="folder for the whole output of each process")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="end what runs longer, and keep what it has said")
+    parser.add_argument("--commit", help="of the code, where git cannot tell")
     arguments = parser.parse_args()
     began, running = time.perf_counter(), {}
     threads = str(max(1, (os.cpu_count() or 1) // len(PROCESSES)))
@@ -92,7 +93,7 @@ def main() -> None:
         "what": (__doc__ or "").splitlines()[0],
         "command": "python benchmarks/gpu_tests.py",
         "date": datetime.now(UTC).date().isoformat(),
-        "code": to_dict(code_version()),
+        "code": to_dict(code_version()) | ({"commit": arguments.commit} if arguments.commit else {}),
         "environment": environment(),
         "counts": dict(Counter(test["outcome"] for test in tests.values())),
         "processes": processes,
