@@ -127,6 +127,22 @@ def test_layers_of_many_kinds_with_two_windows_write_the_same_as_step_by_step(ch
     assert list(_by_decode_graph(model, prompt, Writing(GREEDY), (128, 384), 20)) == plain
 
 
+@pytest.mark.parametrize("changes", [{}, LAYERS_OF_MANY_SHAPES, PREVIOUS_TOKENS], ids=["plain", "shapes", "previous"])
+def test_a_step_takes_no_numbers_from_the_host_and_gives_none(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU twin of a capture, in which a GPU allows neither."""
+    model = small("blocks", **changes)
+    graph = DecodeGraph(Decoder(prepared(model), windows=(128, 384)[: len(model.config.windows)], max_tokens=200))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a copy between host and device")
+
+    for place, name in ((torch, "tensor"), (torch, "as_tensor"), (Tensor, "item"), (Tensor, "tolist")):
+        monkeypatch.setattr(place, name, refuse)
+    graph.replay()
+
+
 @pytest.mark.parametrize("config", KINDS, ids=["greedy", "few", "all", "sorted"])
 def test_draws_are_those_of_the_definition(config: SamplingConfig) -> None:
     model = small("blocks")

@@ -130,7 +130,7 @@ class Decoder:
         self.positions[slots, cells] = queries
         self.documents[slots, cells] = documents
         self.tokens[slots, cells] = tokens_BT
-        back = starts - torch.tensor([2, 1], device=device)
+        back = starts + torch.arange(-2, 0, device=device)  # not from a list: a captured graph takes no copy of one
         before = torch.where(back >= 0, self.tokens[slots, back % self.cells], -1)
         seen_at, seen_in = self.positions[rows, None, :used], self.documents[rows, None, :used]
         made: dict[tuple[WindowKind, float], AttendOver] = {}
