@@ -1,9 +1,10 @@
-"""All tests marked `gpu`, in a few processes side by side, with the outcome of each as JSON. About 5 minutes.
+"""All tests marked `gpu`, in processes side by side, with the outcome of each as JSON. 5 to 10 minutes.
 
 python benchmarks/gpu_tests.py --out benchmarks/results/h200-gpu-tests.json [--logs DIR]
 
-The first process holds the tests of evaluate, data, checkpoint and train together, as a long-lived process would: runs
-of one process share the compiler's limits. Times are those of a shared card and say only where the minutes go.
+One process holds the tests of evaluate, data, checkpoint and train together, as a long-lived process would: runs of one
+process share the compiler's limits. Every other file has a process of its own, since a library may end it. Times are
+those of a shared card and say only where the minutes go.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,28 +24,17 @@ from paceline.core.files import write_json
 from paceline.core.schema import to_dict
 
 ROOT = Path(__file__).parent.parent
-PROCESSES = {
-    "runs": ("tests/evaluate", "tests/data", "tests/checkpoint", "tests/train"),
-    "attention": ("tests/kernels/test_attention_async_gpu.py", "tests/kernels/test_attention_ranges_gpu.py"),
-    "kernels": ("tests/kernels", "tests/optim"),
-    "rest": ("tests/model", "tests/parallel", "tests/commands"),
-}
-"""Folders and files by process; a file that is named belongs to no folder."""
+TOGETHER = ("tests/evaluate", "tests/data", "tests/checkpoint", "tests/train")
 OUTCOME = re.compile(r"^(tests/\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)(?: \((.*)\))?\s*(?:\[ *\d+%\])?$")
 DURATION = re.compile(r"^([\d.]+)s (call|setup|teardown) +(tests/\S+::.+)$")
 
 
 def files_of_processes() -> dict[str, list[str]]:
     """The files with such tests; others may need packages that a machine with a GPU lacks."""
-    files = [
-        path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "pytest.mark.gpu" in path.read_text("utf-8")
-    ]
-    left, found = [str(path.relative_to(ROOT)) for path in files], dict[str, list[str]]()
-    for name, places in sorted(PROCESSES.items(), key=lambda item: not item[1][0].endswith(".py")):
-        found[name] = [file for file in left if file.startswith(places)]
-        left = [file for file in left if file not in found[name]]
-    assert not left, f"no process has {left}"
-    return found
+    tests = sorted((ROOT / "tests").rglob("test_*.py"))
+    files = [str(path.relative_to(ROOT)) for path in tests if "pytest.mark.gpu" in path.read_text(encoding="utf-8")]
+    together = [file for file in files if file.startswith(TOGETHER)]
+    return {"together": together, **{Path(file).stem: [file] for file in files if file not in together}}
 
 
 def command(files: list[str]) -> list[str]:
@@ -61,34 +52,37 @@ def outcomes(log: str) -> tuple[dict[str, str], dict[str, float]]:
     return found, seconds
 
 
+def run(name: str, files: list[str], logs: Path, ends_at: float) -> dict[str, Any]:
+    """One process. What it has said is kept also where it is ended or ends itself."""
+    began = time.perf_counter()
+    with open(logs / f"{name}.log", "w", encoding="utf-8") as log:
+        extra = {"OMP_NUM_THREADS": "4", "PYTHONUNBUFFERED": "1"}
+        process = subprocess.Popen(command(files), cwd=ROOT, stdout=log, stderr=log, env=os.environ | extra)
+        try:
+            process.wait(max(1.0, ends_at - began))
+        except subprocess.TimeoutExpired:
+            process.kill()
+    found, seconds = outcomes((logs / f"{name}.log").read_text(encoding="utf-8", errors="replace"))
+    whole = {"files": files, "exit": process.wait(), "seconds": round(time.perf_counter() - began, 1)}
+    print(f"{name}: {whole} {dict(Counter(found.values()))}", flush=True)
+    return whole | {"tests": {test: {"outcome": what, "seconds": seconds.get(test)} for test, what in found.items()}}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--logs", type=Path, default=Path("."), help="folder for the whole output of each process")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="end what runs longer, and keep what it has said")
+    parser.add_argument("--jobs", type=int, default=4, help="processes at a time")
     parser.add_argument("--commit", help="of the code, where git cannot tell")
     arguments = parser.parse_args()
-    began, running = time.perf_counter(), {}
-    threads = str(max(1, (os.cpu_count() or 1) // len(PROCESSES)))
-    for name, files in files_of_processes().items():
-        with open(arguments.logs / f"{name}.log", "w", encoding="utf-8") as log:
-            extra = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
-            running[name] = subprocess.Popen(
-                command(files), cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=os.environ | extra
-            )
-    processes: dict[str, Any] = {}
-    tests: dict[str, Any] = {}
-    for name, process in running.items():
-        try:
-            process.wait(max(1.0, arguments.limit_s - (time.perf_counter() - began)))
-        except subprocess.TimeoutExpired:
-            process.kill()
-        found, seconds = outcomes((arguments.logs / f"{name}.log").read_text(encoding="utf-8", errors="replace"))
-        done = round(time.perf_counter() - began, 1)
-        counts = Counter(found.values())
-        processes[name] = {"places": PROCESSES[name], "exit": process.wait(), "seconds": done, **counts}
-        tests |= {test: {"outcome": what, "seconds": seconds.get(test)} for test, what in found.items()}
-        print(f"{name}: exit {process.returncode}, {dict(counts)}, at {done} s", flush=True)
+    ends_at = time.perf_counter() + arguments.limit_s
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        waiting = {
+            name: pool.submit(run, name, files, arguments.logs, ends_at) for name, files in files_of_processes().items()
+        }
+        processes = {name: future.result() for name, future in waiting.items()}
+    tests = {test: what for each in processes.values() for test, what in each.pop("tests").items()}
     result = {
         "what": (__doc__ or "").splitlines()[0],
         "command": "python benchmarks/gpu_tests.py",
