@@ -152,9 +152,11 @@ def asked_while_it_runs(words: list[str], ask: Callable[[str], object]) -> Outco
                 if not over.is_set():
                     os.kill(os.getpid(), signal.SIGINT)
 
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
         asked = beside.submit(ask_and_end)
         code = main(words)
         over.set()
+        signal.signal(signal.SIGINT, before)
         asked.result()
     return Outcome(code, out.getvalue(), err.getvalue(), words)
 
