@@ -38,7 +38,7 @@ LIMITS: dict[type[Limited], dict[str, tuple[list[Any], list[Any]]]] = {
         "vocab_size": COUNT, "embedding_multiple": COUNT, "lm_head_multiple": COUNT, "width": ([], [0]),
         "num_layers": COUNT, "num_heads": ([], [0]), "num_kv_heads": COUNT, "head_dim": ([], [0]), "mlp_ratio": COUNT,
         "attention_branch_scale": ([0.0, -1.0], [math.inf, math.nan]), "norm_eps": EPS, "qk_norm_eps": EPS,
-        "softcap": FINITE_POSITIVE, "dropout": BETA, "value_init_std": RATE,
+        "softcap": FINITE_POSITIVE, "candidates": COUNT, "dropout": BETA, "value_init_std": RATE,
     },
     NgramConfig: {"bigram_rows": ([2], [1]), "trigram_rows": ([2], [1]), "sign_rows": COUNT},
     WindowConfig: {
@@ -76,7 +76,7 @@ LIMITS: dict[type[Limited], dict[str, tuple[list[Any], list[Any]]]] = {
     RunConfig: {"steps": ([], [0]), "seed": ([0, 2**63 - 1], [-1, 2**63])},
     Stage: {
         "share": SHARE, "batch_tokens": COUNT, "lr": ([0.0], [-TINY]), "window_tokens": COUNT,
-        "long_window_tokens": COUNT,
+        "long_window_tokens": COUNT, "candidates": FROM_0,
     },
 }  # fmt: skip
 NEEDED: dict[type[Limited], Limited] = {

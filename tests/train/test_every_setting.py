@@ -114,6 +114,7 @@ ROWS: dict[str, Row] = {
     "model.skip": Row([0, 2], given={"model.unet_skips": False}),
     "model.backout_layer": Row(1),
     "model.softcap": Row(None),
+    "model.candidates": Row(200),
     "model.document_mask": Row(False),
     "model.window.unit": Row("none"),
     "model.window.start_tokens": Row(256),

@@ -316,6 +316,9 @@ class ModelConfig(Limited, prefix="--model."):
     Negative: from the end."""
     softcap: Annotated[float | None, SOFTCAP] = None
     """Logits become c * tanh(logits / c)."""
+    candidates: Annotated[int | None, at_least(1)] = None
+    """Sampled softmax: in training, compute logits of so many token ids a sequence, its targets among them; a stage may
+    change the number. None: all ids."""
     document_mask: bool = False
     """Attention stays inside a document; end-of-text opens one."""
     window: WindowConfig = field(default_factory=WindowConfig)
@@ -337,6 +340,9 @@ class ModelConfig(Limited, prefix="--model."):
             raise ConfigError(f"{product} is not --model.width {self.width}; heads must divide the width")
         self._check_values()
         self._check_layers()
+        if self.candidates is not None and self.candidates > self.lm_head_rows:
+            head = f"the {self.lm_head_rows:,} rows of the head"
+            raise ConfigError(f"--model.candidates {self.candidates:,} exceeds {head}; None computes all logits")
         if self.tied_lm_head and (rows := self.embedding_rows) != self.lm_head_rows:
             both = f"--model.embedding-multiple gives {rows} and --model.lm-head-multiple {self.lm_head_rows}"
             raise ConfigError(f"--model.tied-lm-head needs equal rows, but {both}")
