@@ -37,6 +37,7 @@ LIMITS: dict[type[Limited], dict[str, tuple[list[Any], list[Any]]]] = {
     ModelConfig: {
         "vocab_size": COUNT, "embedding_multiple": COUNT, "lm_head_multiple": COUNT, "width": ([], [0]),
         "num_layers": COUNT, "num_heads": ([], [0]), "num_kv_heads": COUNT, "head_dim": ([], [0]), "mlp_ratio": COUNT,
+        "qk_matrix_heads": ([1], [0]),
         "attention_branch_scale": ([0.0, -1.0], [math.inf, math.nan]), "norm_eps": EPS, "qk_norm_eps": EPS,
         "softcap": FINITE_POSITIVE, "candidates": COUNT, "dropout": BETA, "value_init_std": RATE,
     },
@@ -50,6 +51,7 @@ LIMITS: dict[type[Limited], dict[str, tuple[list[Any], list[Any]]]] = {
     BatchConfig: {"tokens": ([], [0]), "sequence_tokens": COUNT},
     MuonConfig: {
         "lr": RATE, "momentum": BETA, "momentum_start": BETA, "momentum_warmup_steps": FROM_0, "ns_steps": COUNT,
+        "momentum_warmup_share": SHARE, "momentum_cooldown_share": UNIT,
         "weight_decay": RATE, "row_beta2": BETA,
     },
     AdamConfig: {

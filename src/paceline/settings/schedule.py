@@ -77,7 +77,7 @@ def schedule(run: "RunConfig", step: int) -> StepSettings:
     stage = stages_of(run)[index]
     steps, rates = run.steps, run.optim.schedule
     scale = stage.lr * rate_at(rates, step, steps)
-    momentum = muon_momentum(step, run.optim.muon)
+    momentum = muon_momentum(step, steps, run.optim.muon)
     groups = param_groups(run.optim, describe(run.model).groups)
     factors = stage.loss_weights or (1.0,) * len(run.model.loss_terms)
     return StepSettings(
@@ -253,11 +253,15 @@ def cooldown_steps_of(schedule: ScheduleConfig, steps: int) -> float:
     return cooldown
 
 
-def muon_momentum(step: int, muon: MuonConfig) -> float:
-    """Momentum at `step`: a line from `momentum_start` over `momentum_warmup_steps`, then `momentum`."""
-    if step >= muon.momentum_warmup_steps:
+def muon_momentum(step: int, steps: int, muon: MuonConfig) -> float:
+    """Momentum at `step`: a line from `momentum_start` over the warm-up, `momentum`, and a line back at the end."""
+    share, cooldown = muon.momentum_warmup_share, muon.momentum_cooldown_share * steps
+    warmup = muon.momentum_warmup_steps if share is None else share * steps
+    up = 1.0 if step >= warmup else step / warmup
+    down = 1.0 if steps - step >= cooldown else (steps - step) / cooldown
+    if min(up, down) == 1.0:
         return muon.momentum
-    return muon.momentum_start + (muon.momentum - muon.momentum_start) * step / muon.momentum_warmup_steps
+    return muon.momentum_start + (muon.momentum - muon.momentum_start) * min(up, down)
 
 
 def scaled_to(optim: OptimConfig, steps_before: int, steps_after: int) -> OptimConfig:
