@@ -120,6 +120,14 @@ def test_the_mean_is_over_tokens_of_which_a_larger_batch_has_more() -> None:
     assert mean == pytest.approx((9 * narrow + 3 * wide) / 12, rel=1e-12)
 
 
+def test_candidates_save_their_share_of_the_head() -> None:
+    """Half of the tokens with 10,000 of 50,304 logits, the others with all."""
+    stages = (Stage(share=0.5, candidates=10_000), Stage(share=0.5, candidates=0))
+    whole = mean_flops_per_token(Run(model=R18, steps=10))
+    sampled = mean_flops_per_token(Run(model=dataclasses.replace(R18, candidates=12_288), steps=10, stages=stages))
+    assert sampled == pytest.approx(whole - 6 * 768 * 40_304 / 2, rel=1e-12)
+
+
 def test_a_layer_costs_what_its_own_widths_and_window_say() -> None:
     """Written out for one layer of each kind; 6 FLOP for a weight and a token, and for a key and a column of a head."""
     model = ModelConfig(

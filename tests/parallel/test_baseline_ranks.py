@@ -1,4 +1,5 @@
-"""The baselines, with dropout, by several ranks: replicas, shared rows, shards of everything, slices of a sequence."""
+"""The baselines, with dropout, and a sampled softmax, by several ranks: replicas, shared rows, shards of everything,
+slices of a sequence."""
 
 import json
 import sys
@@ -15,6 +16,7 @@ from paceline.settings.data import BatchConfig
 from paceline.settings.model import WindowConfig
 from paceline.settings.parallel import ParallelConfig
 from paceline.settings.run import CheckpointConfig, RunConfig
+from paceline.settings.schedule import Stage
 from paceline.train.run import resume_run, start_run
 from parallel.launch import torchrun
 from parallel.series import fresh_corner
@@ -40,6 +42,13 @@ def config_of(name: str, data: Path, way: ParallelConfig) -> RunConfig:
     return replace(config, model=model, batch=batch, optim=optim, evaluate=evaluate, parallel=way)
 
 
+def sampled(folder: Path, way: ParallelConfig) -> RunConfig:
+    """With a sampled softmax over another number of ids in each half of the run."""
+    config = config_of("llama-style", folder / "data", way)
+    stages = (Stage(share=0.5), Stage(share=0.5, candidates=100))
+    return replace(config, model=replace(config.model, candidates=64), stages=stages)
+
+
 def main(folder: Path) -> None:
     """What each rank does: every run of `runs.json`."""
     ranks = ranks_from_environment()
@@ -57,6 +66,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in ("r01-baseline", "llama-style")
         for way, how in WAYS.items()
     }
+    configs |= {f"sampled-{way}": to_dict(sampled(folder, WAYS[way])) for way in ("replicas", "shards")}
     (folder / "runs.json").write_text(json.dumps(configs))
     launch = torchrun(2, "parallel.test_baseline_ranks", folder)
     said, _ = launch.communicate()
@@ -75,6 +85,21 @@ def test_two_ranks_train_as_one_does_dropout_included(name: str, runs: Path) -> 
             off = (tensor - weights(runs / name)[key]).abs()
             if "key_bias" not in key:  # whose gradient is rounding
                 assert off.mean() < 1e-5, (way, key)
+
+
+@pytest.mark.parametrize("other", ["micro-batches", "replicas", "shards"])
+def test_candidates_are_those_of_the_sequence_however_the_batch_is_cut(other: str, runs: Path, tmp_path: Path) -> None:
+    config = sampled(runs, ParallelConfig())
+    start_run(config, RunFolder(tmp_path / "whole"))
+    if other == "micro-batches":
+        batch = replace(config.batch, micro_tokens=256)
+        start_run(replace(config, batch=batch), RunFolder(tmp_path / "cut"))
+    cut = tmp_path / "cut" if other == "micro-batches" else runs / f"sampled-{other}"
+    assert losses(cut) == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+    all_ids = replace(config, model=replace(config.model, candidates=None), stages=())
+    start_run(all_ids, RunFolder(tmp_path / "all"))
+    for mine, of_all in zip(losses(cut), losses(tmp_path / "all"), strict=True):
+        assert mine < of_all - 0.1  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("name", ["r01-baseline", "llama-style"])

@@ -90,6 +90,15 @@ def test_stages_are_scaled_as_the_run_is() -> None:
     ], "shares, rates and windows stay"
 
 
+def test_scaled_candidates_hold_whatever_a_scaled_sequence_may_have_as_targets() -> None:
+    base = preset("r18-softcap")
+    base = replace(base, model=replace(base.model, candidates=12_288))
+    stages = (Stage(share=0.5), Stage(share=0.3, candidates=40_000), Stage(share=0.2, candidates=0))
+    small = scaled(replace(base, stages=stages), 1 / 16)
+    assert small.model.candidates == small.batch.sequence_tokens == 2048
+    assert [stage.candidates for stage in small.stages] == [None, 2500, 0]
+
+
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.floats(1e-4, 1.0))
 def test_every_stage_has_a_step_at_any_scale(weights: list[int], scale: float) -> None:
     stages = tuple(Stage(share=weight / sum(weights)) for weight in weights)

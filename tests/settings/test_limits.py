@@ -37,8 +37,9 @@ LIMITS: dict[type[Limited], dict[str, tuple[list[Any], list[Any]]]] = {
     ModelConfig: {
         "vocab_size": COUNT, "embedding_multiple": COUNT, "lm_head_multiple": COUNT, "width": ([], [0]),
         "num_layers": COUNT, "num_heads": ([], [0]), "num_kv_heads": COUNT, "head_dim": ([], [0]), "mlp_ratio": COUNT,
+        "qk_matrix_heads": ([1], [0]),
         "attention_branch_scale": ([0.0, -1.0], [math.inf, math.nan]), "norm_eps": EPS, "qk_norm_eps": EPS,
-        "softcap": FINITE_POSITIVE, "dropout": BETA, "value_init_std": RATE,
+        "softcap": FINITE_POSITIVE, "candidates": COUNT, "dropout": BETA, "value_init_std": RATE,
     },
     NgramConfig: {"bigram_rows": ([2], [1]), "trigram_rows": ([2], [1]), "sign_rows": COUNT},
     WindowConfig: {
@@ -50,6 +51,7 @@ LIMITS: dict[type[Limited], dict[str, tuple[list[Any], list[Any]]]] = {
     BatchConfig: {"tokens": ([], [0]), "sequence_tokens": COUNT},
     MuonConfig: {
         "lr": RATE, "momentum": BETA, "momentum_start": BETA, "momentum_warmup_steps": FROM_0, "ns_steps": COUNT,
+        "momentum_warmup_share": SHARE, "momentum_cooldown_share": UNIT,
         "weight_decay": RATE, "row_beta2": BETA,
     },
     AdamConfig: {
@@ -76,7 +78,7 @@ LIMITS: dict[type[Limited], dict[str, tuple[list[Any], list[Any]]]] = {
     RunConfig: {"steps": ([], [0]), "seed": ([0, 2**63 - 1], [-1, 2**63])},
     Stage: {
         "share": SHARE, "batch_tokens": COUNT, "lr": ([0.0], [-TINY]), "window_tokens": COUNT,
-        "long_window_tokens": COUNT,
+        "long_window_tokens": COUNT, "candidates": FROM_0,
     },
 }  # fmt: skip
 NEEDED: dict[type[Limited], Limited] = {

@@ -18,6 +18,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"num_heads": 5}, r"--model.num-heads 5 x --model.head-dim 128 = 640 is not --model.width 768"),
     ({"width": 770}, r"is not --model.width 770; heads must divide the width"),
     ({"head_dim": 127, "width": 762}, r"--model.head-dim 127 is odd"),
+    ({"qk_matrix_heads": 4}, r"--model.qk-matrix-heads 4 does not divide the 6 heads of the keys"),
     ({"num_kv_heads": 4}, r"--model.num-kv-heads 4 does not divide --model.num-heads 6"),
     ({"num_kv_heads": 0}, r"--model.num-kv-heads 0 must be at least 1"),
     ({"num_kv_heads": -2}, r"--model.num-kv-heads -2 must be at least 1"),

@@ -84,12 +84,23 @@ def test_a_cooldown_longer_than_the_run_is_refused() -> None:
 def test_momentum_warms_up_over_300_steps() -> None:
     muon = MuonConfig(momentum_start=0.85, momentum_warmup_steps=300)
     for step in range(1390):
-        assert muon_momentum(step, muon) == pytest.approx(0.85 + 0.10 * min(step / 300, 1), abs=1e-15)
-    assert muon_momentum(300, muon) == 0.95
+        assert muon_momentum(step, 1390, muon) == pytest.approx(0.85 + 0.10 * min(step / 300, 1), abs=1e-15)
+    assert muon_momentum(300, 1390, muon) == 0.95
+
+
+def test_momentum_rises_and_falls_over_shares_of_the_run() -> None:
+    """A fifth up, a twenty-fifth back: of 1,000 steps 200 and 40."""
+    muon = MuonConfig(momentum_start=0.85, momentum_warmup_share=0.2, momentum_cooldown_share=0.04)
+    for step in range(1001):
+        expected = 0.85 + 0.10 * min(step / 200, (1000 - step) / 40, 1)
+        assert muon_momentum(step, 1000, muon) == pytest.approx(expected, abs=1e-15)
+    assert muon_momentum(200, 1000, muon) == muon_momentum(960, 1000, muon) == 0.95
+    with pytest.raises(ConfigError, match=r"momentum-warmup-steps 300 and --optim.muon.momentum-warmup-share: set one"):
+        replace(muon, momentum_warmup_steps=300)
 
 
 def test_momentum_without_warm_up_is_constant_from_step_0() -> None:
-    assert {muon_momentum(step, MuonConfig(momentum_start=0.5)) for step in range(10)} == {0.95}
+    assert {muon_momentum(step, 10, MuonConfig(momentum_start=0.5)) for step in range(10)} == {0.95}
 
 
 def test_steps_scale_a_cooldown_given_in_steps() -> None:

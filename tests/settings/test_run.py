@@ -14,6 +14,7 @@ from paceline.settings.model import LossTerm
 from paceline.settings.optim import AdamConfig, GroupConfig, MuonConfig
 from paceline.settings.parallel import ParallelConfig
 from paceline.settings.run import MetricsConfig, TrainConfig
+from paceline.settings.schedule import Stage, schedule
 
 
 @pytest.mark.parametrize(
@@ -100,3 +101,17 @@ def test_diagnostics_and_collective_forward_passes_exclude_each_other(parallel: 
     record = replace(preset("r18-softcap"), parallel=parallel)
     with pytest.raises(ConfigError, match=f"--metrics.diagnostics .* {flag} leaves on no rank"):
         replace(record, metrics=replace(record.metrics, diagnostics=True))
+
+
+def test_candidates_of_a_sampled_softmax_fit_the_head_and_whole_sequences() -> None:
+    record = preset("r18-softcap")
+    with pytest.raises(ConfigError, match=r"--model.candidates 50,305 exceeds the 50,304 rows of the head"):
+        replace(record.model, candidates=50_305)
+    sampled = replace(record, model=replace(record.model, candidates=12_288))
+    with pytest.raises(ConfigError, match=r"--parallel.context-parallel 2: --model.candidates are those of a whole"):
+        replace(sampled, parallel=ParallelConfig(context_parallel=2))
+    stages = (Stage(share=0.9), Stage(share=0.1, candidates=0))
+    steps = replace(sampled, stages=stages, steps=10)
+    assert [schedule(steps, step).candidates for step in (0, 8, 9, 10)] == [12_288, 12_288, 0, 0]
+    with pytest.raises(ConfigError, match=r"stages: stage 2 has 60,000 candidates, but there are 50,304 rows"):
+        replace(sampled, stages=(stages[0], Stage(share=0.1, candidates=60_000)))

@@ -17,7 +17,7 @@ from paceline.model.ops import declare, torch_dtype
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.scaling import scaled
 from paceline.settings import spec
-from paceline.settings.model import ModelConfig
+from paceline.settings.model import LayerOverride, ModelConfig
 from paceline.settings.spec import describe
 
 SMALL = scaled(preset("r18-softcap"), 1 / 64).model
@@ -162,3 +162,19 @@ def test_describing_a_model_does_not_import_torch() -> None:
         "describe(preset('r18-softcap').model); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("qkv", ["separate", "fused"])
+def test_queries_and_keys_of_so_many_heads_are_a_matrix_and_values_stay_one(qkv: str) -> None:
+    """Six heads of 128, in one layer of 64: three matrices of two heads each for queries and for keys."""
+    base = preset("r18-softcap").model
+    overrides = (LayerOverride(layers=(3,), qk_dim=64),)
+    paired = describe(replace(base, qkv=qkv, qk_matrix_heads=2, layer_overrides=overrides))  # type: ignore[arg-type]
+    shapes = {each.name: each.matrices() for each in paired.parameters if each.group == "matrices"}
+    for layer, rows in ((0, 256), (3, 128)):
+        path, pair = f"blocks.{layer}.attention.", [(rows, 768)] * 3
+        if qkv == "fused":
+            assert shapes[f"{path}qkv"] == [*pair, *pair, (768, 768)]
+        else:
+            assert [shapes[path + name] for name in ("query", "key", "value")] == [pair, pair, [(768, 768)]]
+    assert paired.numel() == describe(replace(base, qkv=qkv, layer_overrides=overrides)).numel()  # type: ignore[arg-type]

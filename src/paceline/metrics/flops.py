@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from paceline.core.units import BLOCK_TOKENS
 from paceline.settings.model import ModelConfig, WindowKind
 from paceline.settings.run import RunConfig
-from paceline.settings.schedule import sampled_steps, tokens_by_windows
+from paceline.settings.schedule import candidates_at, sampled_steps, tokens_by_windows, tokens_of
 from paceline.settings.spec import describe
 
 DENSE_BF16_FLOPS = {
@@ -45,10 +45,15 @@ def attention_flops(model: ModelConfig, keys: Mapping[WindowKind, float]) -> flo
 
 
 def mean_flops_per_token(run: RunConfig) -> float:
-    """The same, averaged over the tokens of a run in which windows and batches change."""
-    tokens = tokens_by_windows(run, sampled_steps(run.steps))
+    """The same, averaged over the tokens of a run in which windows, batches and candidates change."""
+    steps, rows = sampled_steps(run.steps), run.model.lm_head_rows
+    tokens = tokens_by_windows(run, steps)
     costs = [flops_per_token(run.model, sequence_tokens=run.batch.sequence_tokens, windows=dict(key)) for key in tokens]
-    return sum(cost * n for cost, n in zip(costs, tokens.values(), strict=True)) / tokens.total()
+    of_all = sum(cost * n for cost, n in zip(costs, tokens.values(), strict=True))
+    if run.model.candidates is not None:
+        left_out = ((rows - (candidates_at(run, step) or rows)) * tokens_of(run, step) for step in steps)
+        of_all -= 6 * run.model.width * sum(left_out)
+    return of_all / tokens.total()
 
 
 @functools.cache

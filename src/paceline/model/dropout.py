@@ -7,8 +7,6 @@ fast back ends never hold them. Uncompiled, the hash costs seven passes over int
 """
 
 import hashlib
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,16 +60,3 @@ class DropoutKeys(nn.Module):
         if isinstance(positions, slice):
             positions = torch.arange(positions.start, positions.stop, device=tokens.device)
         return mixed(mixed(mixed(sequences & BITS) ^ self.step_key)[:, None] ^ mixed(positions & BITS))
-
-
-def each_in_its_place(compute: Callable[..., Tensor], first: Tensor, sequence: int) -> Callable[..., Tensor]:
-    """`compute` for one micro-batch after another, with the number of its first sequence in the global batch written
-    to `first`; dropout depends on it."""
-
-    def run(model: nn.Module, tokens: Tensor, *rest: Any) -> Tensor:
-        nonlocal sequence
-        first.fill_(sequence)
-        sequence += len(tokens)
-        return compute(model, tokens, *rest)
-
-    return run

@@ -108,16 +108,34 @@ class GPT(nn.Module):
             from paceline.model.dropout import DropoutKeys
 
             self.dropout = DropoutKeys(config.dropout)
+        self.sampler = None
+        if config.candidates is not None:
+            from paceline.model.sampled import CandidateSampler
+
+            self.sampler = CandidateSampler(config.lm_head_rows)
         initialise(self, config, seed)
 
     def forward(self, tokens: Tensor, targets: Tensor, windows: Tensor) -> Losses:
         """`main` is the loss of every token, (B, T) fp32, or only their total, 0-D, where the head's back end gives no
         more: only its sum is well defined. `terms` are totals, in the order of `config.loss_terms`."""
         x = self._head_input(self._stream_of(tokens, windows)).flatten(0, -2)
-        losses = self.loss(x, self._head_rows(), targets.flatten(), self.config.softcap)
-        main = losses.view(targets.shape) if losses.dim() else losses
+        if self.sampler is not None and self.sampler.count and torch.is_grad_enabled():
+            main = self._sampled_loss(x.view(*targets.shape, -1), targets)
+        else:
+            losses = self.loss(x, self._head_rows(), targets.flatten(), self.config.softcap)
+            main = losses.view(targets.shape) if losses.dim() else losses
         inputs = LossInputs(x, self._head_rows(), tokens, targets, self.config.softcap)
         return Losses(main, tuple(total(inputs) for total in self.terms))
+
+    def _sampled_loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """As `main`, among the candidates of each sequence."""
+        assert self.sampler is not None
+        head, losses = self._head_rows(), []
+        for number, (row, wanted) in enumerate(zip(x, targets, strict=True)):
+            candidates, places = self.sampler(wanted, number)
+            losses.append(self.loss(row, head[candidates], places, self.config.softcap))
+        stacked = torch.stack(losses)
+        return stacked if stacked.dim() == 2 else stacked.sum()
 
     def logits(self, tokens: Tensor, windows: Tensor) -> Tensor:
         """(B, T, head rows) fp32, capped."""

@@ -49,10 +49,15 @@ def scaled(config: RunConfig, scale: float) -> RunConfig:
         return config
     least = max([1, *(math.ceil(2 / stage.share) for stage in config.stages)])  # so that each stage has a step
     smaller = with_steps(config, min(config.steps, max(least, round(config.steps * scale))))
-    model, sequence_tokens = _scaled_model(config.model, scale), _scaled_sequence(config, scale)
+    sequence_tokens = _scaled_sequence(config, scale)
+    model = _scaled_model(config.model, scale, sequence_tokens)
     batch = BatchConfig(tokens=_tokens(config.batch.tokens, scale, sequence_tokens), sequence_tokens=sequence_tokens)
     stages = tuple(
-        replace(stage, batch_tokens=stage.batch_tokens and _tokens(stage.batch_tokens, scale, sequence_tokens))
+        replace(
+            stage,
+            batch_tokens=stage.batch_tokens and _tokens(stage.batch_tokens, scale, sequence_tokens),
+            candidates=_candidates(stage.candidates, model.vocab_size, scale, sequence_tokens),
+        )
         for stage in config.stages
     )
     sequences = max(1, VALIDATION_TOKENS // batch.sequence_tokens)
@@ -67,7 +72,7 @@ def scaled(config: RunConfig, scale: float) -> RunConfig:
     )
 
 
-def _scaled_model(model: ModelConfig, scale: float) -> ModelConfig:
+def _scaled_model(model: ModelConfig, scale: float, sequence_tokens: int) -> ModelConfig:
     head_dim = _width(model.head_dim, scale**0.75, 4)
     overrides = tuple(
         replace(
@@ -79,8 +84,14 @@ def _scaled_model(model: ModelConfig, scale: float) -> ModelConfig:
         for change in model.layer_overrides
     )
     vocab_size = max(MIN_VOCABULARY, round(model.vocab_size * scale))
-    width = head_dim * model.num_heads
-    return replace(model, head_dim=head_dim, width=width, vocab_size=vocab_size, layer_overrides=overrides)
+    return replace(
+        model,
+        head_dim=head_dim,
+        width=head_dim * model.num_heads,
+        vocab_size=vocab_size,
+        candidates=_candidates(model.candidates, vocab_size, scale, sequence_tokens),
+        layer_overrides=overrides,
+    )
 
 
 def _width(before: int, share: float, unit: int) -> int:
@@ -99,3 +110,8 @@ def _scaled_sequence(config: RunConfig, scale: float) -> int:
 
 def _tokens(before: int, scale: float, sequence_tokens: int) -> int:
     return max(1, round(before * scale**2 / sequence_tokens)) * sequence_tokens
+
+
+def _candidates(before: int | None, vocab_size: int, scale: float, sequence_tokens: int) -> int | None:
+    """Of a sampled softmax, as many as the targets of a sequence may be."""
+    return before and min(vocab_size, max(round(before * scale), sequence_tokens))

@@ -199,7 +199,7 @@ def _settings_at(run: RunConfig, step: int) -> dict[str, float]:
     names = {"short": "window"}
     windows = {names.get(kind, f"window-{kind}"): tokens for kind, tokens in windows_at(run, step).items()}
     batch = tokens_before(run, step + 1) - tokens_before(run, step)
-    return {**windows, "batch": batch, "momentum": muon_momentum(step, run.optim.muon)}
+    return {**windows, "batch": batch, "momentum": muon_momentum(step, run.steps, run.optim.muon)}
 
 
 def _positions(columns: Columns) -> dict[str, list[Any]]:

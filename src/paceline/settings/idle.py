@@ -47,6 +47,11 @@ def _has_ngrams(config: Settings) -> bool:
     return any(config.get(f"model.ngrams.{name}_rows") is not None for name in ("bigram", "trigram"))
 
 
+def _momentum_moves(config: Settings) -> bool:
+    names = ("warmup_steps", "warmup_share", "cooldown_share")
+    return any(config.get(f"optim.muon.momentum_{name}") for name in names)
+
+
 def _averages(config: Settings) -> bool:
     return config["optim.average.tau_steps"] is not None or config["optim.average.tau_share"] is not None
 
@@ -63,7 +68,9 @@ NGRAMS = Condition("--model.ngrams.bigram-rows or --model.ngrams.trigram-rows", 
 VALUE_TABLES = Condition("a --model.value-path with tables", _is_not("model.value_path", "plain", "residual"))
 UNTIED = Condition("--model.no-tied-lm-head", _is_not("model.tied_lm_head", True))
 COMPILED = Condition("--train.compile", _is_not("train.compile", False))
+MUON = Condition("a group that Muon moves (--optim.matrices muon)", lambda config: bool(_rules(config)))
 MATTERS: dict[str, Condition] = {
+    "model.qk_matrix_heads": MUON,
     "model.lm_head_init": UNTIED,
     "model.qk_norm_eps": Condition("--model.qk-norm", _is_not("model.qk_norm", "none")),
     "model.value_ends": Condition("--model.value-path sparse", lambda config: config["model.value_path"] == "sparse"),
@@ -74,10 +81,10 @@ MATTERS: dict[str, Condition] = {
     "model.ngrams.sign_rows": NGRAMS,
     **{f"model.window.{name}_tokens": WINDOW for name in ("start", "growth", "quantum")},
     "model.long_window": Condition("a layer whose override says `long`", _long_windows),
-    "optim.muon.": Condition("a group that Muon moves (--optim.matrices muon)", lambda config: bool(_rules(config))),
+    "optim.muon.": MUON,
     "optim.muon.momentum_start": Condition(
-        "--optim.muon.momentum-warmup-steps",
-        lambda config: bool(_rules(config) and config["optim.muon.momentum_warmup_steps"]),
+        "--optim.muon.momentum-warmup-steps (or -share) or --optim.muon.momentum-cooldown-share",
+        lambda config: bool(_rules(config) and _momentum_moves(config)),
     ),
     "optim.adam.matrix_lr": Condition(
         "--optim.matrices adamw", lambda config: _rules(config).get("matrices") != "muon"

@@ -243,6 +243,8 @@ class ModelConfig(Limited, prefix="--model."):
     weights."""
     qkv: Literal["fused", "separate"] = "separate"
     """One matrix for queries, keys and values, or three. Muon treats the three parts alike either way."""
+    qk_matrix_heads: Annotated[int | None, at_least(1)] = None
+    """Muon takes the queries of so many heads as one matrix, and the keys. None: those of all heads."""
     activation: str = "relu2"
     """Between the MLP's two matrices: gelu, gelu_tanh (GPT-2's approximation), relu2, swiglu (silu(gate x) · (up x), by
     a third matrix), or one of a plug-in."""
@@ -316,6 +318,9 @@ class ModelConfig(Limited, prefix="--model."):
     Negative: from the end."""
     softcap: Annotated[float | None, SOFTCAP] = None
     """Logits become c * tanh(logits / c)."""
+    candidates: Annotated[int | None, at_least(1)] = None
+    """Sampled softmax: in training, compute logits of so many token ids a sequence, its targets among them; a stage may
+    change the number. None: all ids."""
     document_mask: bool = False
     """Attention stays inside a document; end-of-text opens one."""
     window: WindowConfig = field(default_factory=WindowConfig)
@@ -337,12 +342,18 @@ class ModelConfig(Limited, prefix="--model."):
             raise ConfigError(f"{product} is not --model.width {self.width}; heads must divide the width")
         self._check_values()
         self._check_layers()
+        if self.candidates is not None and self.candidates > self.lm_head_rows:
+            head = f"the {self.lm_head_rows:,} rows of the head"
+            raise ConfigError(f"--model.candidates {self.candidates:,} exceeds {head}; None computes all logits")
         if self.tied_lm_head and (rows := self.embedding_rows) != self.lm_head_rows:
             both = f"--model.embedding-multiple gives {rows} and --model.lm-head-multiple {self.lm_head_rows}"
             raise ConfigError(f"--model.tied-lm-head needs equal rows, but {both}")
 
     def _check_values(self) -> None:
         heads, layers = self.num_heads, self.num_layers
+        if self.qk_matrix_heads is not None and self.kv_heads % self.qk_matrix_heads:
+            count = f"does not divide the {self.kv_heads} heads of the keys"
+            raise ConfigError(f"--model.qk-matrix-heads {self.qk_matrix_heads} {count}")
         if heads % self.kv_heads:
             raise ConfigError(f"--model.num-kv-heads {self.kv_heads} does not divide --model.num-heads {heads}")
         if self.value_path == "mirrored" and layers % 2:

@@ -35,6 +35,10 @@ class MuonConfig(Limited, prefix="--optim.muon."):
     """Momentum at step 0."""
     momentum_warmup_steps: Annotated[int, NOT_NEGATIVE] = 0
     """Steps of the straight line between the two; not scaled with the length of the run. 0: none."""
+    momentum_warmup_share: Annotated[float | None, SHARE] = None
+    """That line as a share of the run, instead."""
+    momentum_cooldown_share: Annotated[float, UNIT_INTERVAL] = 0.0
+    """Over this share of the run, the last, momentum goes back to `momentum_start`. 0: none."""
     momentum_form: Literal["sum", "average"] = "average"
     """`sum`: b ← μb + G, U = G + μb. `average`: b ← μb + (1-μ)G, U = (1-μ)G + μb. Equal up to scale at a fixed μ."""
     scale_rule: Literal["longest_side", "aspect"] = "aspect"
@@ -59,6 +63,9 @@ class MuonConfig(Limited, prefix="--optim.muon."):
     """Decay, by rate² and the shape's factor, only where the update makes a weight smaller as well."""
 
     def check(self) -> None:
+        if self.momentum_warmup_steps and self.momentum_warmup_share is not None:
+            steps = f"momentum-warmup-steps {self.momentum_warmup_steps}"
+            raise ConfigError(f"--optim.muon.{steps} and --optim.muon.momentum-warmup-share: set one of them")
         if self.ns_maps == "polar_express" and self.ns_steps > POLAR_EXPRESS_MAPS:
             raise ConfigError(f"--optim.muon.ns-steps {self.ns_steps}: Polar Express has {POLAR_EXPRESS_MAPS} maps")
 

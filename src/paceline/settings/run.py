@@ -195,6 +195,9 @@ class RunConfig(Limited, prefix="--"):
         if parts > 1 and self.model.looks_at_previous:
             why = "the smear, n-gram tables and key offsets need the token before a slice"
             raise ConfigError(f"--parallel.context-parallel {parts}: {why}; use a preset without them")
+        if parts > 1 and self.model.candidates is not None:
+            why = "--model.candidates are those of a whole sequence, of which a rank has a slice"
+            raise ConfigError(f"--parallel.context-parallel {parts}: {why}; use --model.candidates None")
         if parts > 1 and unit == "none":
             why = "--model.window.unit none lets every token see all before it"
             raise ConfigError(f"--parallel.context-parallel {parts}: {why}; use a preset with a window")

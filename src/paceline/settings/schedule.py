@@ -48,6 +48,8 @@ class Stage(Limited, prefix="stages: "):
     """The attention window, instead of its growth."""
     long_window_tokens: Annotated[int | None, at_least(1, 1 << 30)] = None
     """The same of the second window."""
+    candidates: Annotated[int | None, at_least(0).saying("0 computes all logits")] = None
+    """Of the sampled softmax, for which `model.candidates` must be set; 0: all ids."""
     loss_weights: tuple[float, ...] | None = None
     """A factor on the weight of each loss term, in the order of `model.loss_terms`."""
 
@@ -63,6 +65,8 @@ class StepSettings:
     lr_scale: float
     """Multiplier on every base rate: the cool-down times the stage's factor."""
     groups: dict[str, GroupSettings]
+    candidates: int
+    """Of the sampled softmax; 0: all ids."""
     loss_weights: tuple[float, ...]
     """Of the loss terms, in their order."""
 
@@ -73,7 +77,7 @@ def schedule(run: "RunConfig", step: int) -> StepSettings:
     stage = stages_of(run)[index]
     steps, rates = run.steps, run.optim.schedule
     scale = stage.lr * rate_at(rates, step, steps)
-    momentum = muon_momentum(step, run.optim.muon)
+    momentum = muon_momentum(step, steps, run.optim.muon)
     groups = param_groups(run.optim, describe(run.model).groups)
     factors = stage.loss_weights or (1.0,) * len(run.model.loss_terms)
     return StepSettings(
@@ -83,8 +87,15 @@ def schedule(run: "RunConfig", step: int) -> StepSettings:
         windows=windows_at(run, step),
         lr_scale=scale,
         groups={name: group.settings(step, steps, scale, momentum) for name, group in groups.items()},
+        candidates=candidates_at(run, step),
         loss_weights=tuple(term.weight * by for term, by in zip(run.model.loss_terms, factors, strict=True)),
     )
+
+
+def candidates_at(run: "RunConfig", step: int) -> int:
+    """Of the sampled softmax; 0: all ids."""
+    stated = stages_of(run)[stage_of(run, step)].candidates
+    return (run.model.candidates or 0) if stated is None else stated
 
 
 def windows_at(run: "RunConfig", step: int) -> dict[WindowKind, int]:
@@ -137,6 +148,10 @@ def tokens_before(run: "RunConfig", step: int) -> int:
     return sum(n * batch_tokens(run, stage) for n, stage in zip(lengths, stages_of(run), strict=True))
 
 
+def tokens_of(run: "RunConfig", step: int) -> int:
+    return tokens_before(run, step + 1) - tokens_before(run, step)
+
+
 def sequences_from(run: "RunConfig", step: int) -> Iterator[int]:
     """Sequences of the batch of this step and of each that follows, without end."""
     while True:
@@ -153,7 +168,7 @@ def tokens_by_windows(run: "RunConfig", steps: Iterable[int]) -> Counter[tuple[t
     """How many tokens of these steps are trained under which windows, each kind with its width."""
     found = Counter[tuple[tuple[WindowKind, int], ...]]()
     for step in steps:
-        found[tuple(windows_at(run, step).items())] += tokens_before(run, step + 1) - tokens_before(run, step)
+        found[tuple(windows_at(run, step).items())] += tokens_of(run, step)
     return found
 
 
@@ -174,6 +189,9 @@ def check_stages(run: "RunConfig") -> None:
         run.batch.with_tokens(batch_tokens(run, stage))
         if stage.long_window_tokens is not None and run.model.long_window is None:
             raise ConfigError(f"stages: stage {number} sets long_window_tokens, but model.long_window is not set")
+        if stage.candidates and (run.model.candidates is None or stage.candidates > run.model.lm_head_rows):
+            most = f"{run.model.lm_head_rows:,} rows of the head, and --model.candidates is {run.model.candidates}"
+            raise ConfigError(f"stages: stage {number} has {stage.candidates:,} candidates, but there are {most}")
         weights, terms = stage.loss_weights, run.model.loss_terms
         if weights is not None and len(weights) != len(terms):
             raise ConfigError(f"stages: stage {number} has {len(weights)} loss_weights for {len(terms)} loss_terms")
@@ -235,11 +253,15 @@ def cooldown_steps_of(schedule: ScheduleConfig, steps: int) -> float:
     return cooldown
 
 
-def muon_momentum(step: int, muon: MuonConfig) -> float:
-    """Momentum at `step`: a line from `momentum_start` over `momentum_warmup_steps`, then `momentum`."""
-    if step >= muon.momentum_warmup_steps:
+def muon_momentum(step: int, steps: int, muon: MuonConfig) -> float:
+    """Momentum at `step`: a line from `momentum_start` over the warm-up, `momentum`, and a line back at the end."""
+    share, cooldown = muon.momentum_warmup_share, muon.momentum_cooldown_share * steps
+    warmup = muon.momentum_warmup_steps if share is None else share * steps
+    up = 1.0 if step >= warmup else step / warmup
+    down = 1.0 if steps - step >= cooldown else (steps - step) / cooldown
+    if min(up, down) == 1.0:
         return muon.momentum
-    return muon.momentum_start + (muon.momentum - muon.momentum_start) * step / muon.momentum_warmup_steps
+    return muon.momentum_start + (muon.momentum - muon.momentum_start) * min(up, down)
 
 
 def scaled_to(optim: OptimConfig, steps_before: int, steps_after: int) -> OptimConfig:

@@ -112,12 +112,15 @@ def embeddings(config: ModelConfig) -> Part:
 
 
 def attention(config: ModelConfig, shape: AttentionLayer) -> Part:
-    width, rows = config.width, (shape.q_width, shape.k_width, shape.v_width)
+    width, of_one = config.width, (config.qk_matrix_heads or shape.num_heads) * shape.qk_dim
+    rows = {"query": shape.q_width, "key": shape.k_width, "value": shape.v_width}
+    parts = {name: (n,) if name == "value" or n <= of_one else (of_one,) * (n // of_one) for name, n in rows.items()}
     if config.qkv == "fused":
-        projections = [_matrix(config, "qkv", sum(rows), width, parts=rows)]
+        joined = tuple(n for each in parts.values() for n in each)
+        projections = [_matrix(config, "qkv", sum(joined), width, parts=joined)]
     else:
-        names = ("query", "key", "value")
-        projections = [_matrix(config, name, out, width) for name, out in zip(names, rows, strict=True)]
+        cut = {name: each if len(each) > 1 else () for name, each in parts.items()}
+        projections = [_matrix(config, name, n, width, parts=cut[name]) for name, n in rows.items()]
     output = _output(config, "output", width, shape.out_width, starts=config.attention_output_starts)
     mix = [_scalars(config, "value_mix", (0.5,) * config.value_lambdas)] if config.value_path != "plain" else []
     if config.value_gates:

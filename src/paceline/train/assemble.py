@@ -11,7 +11,7 @@ from torch import nn
 from paceline.backends.registry import OPERATIONS
 from paceline.core.errors import PacelineError
 from paceline.core.probe import Choice
-from paceline.data.batches import check_data
+from paceline.data.batches import Cursor, check_data, spans_at, training_source
 from paceline.kernels.embedding import look_up_sorted
 from paceline.kernels.row_gradients import RowGradients
 from paceline.model.gpt import GPT, Seams, run_plainly, run_recomputed
@@ -26,7 +26,7 @@ from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
 from paceline.settings.data import BatchConfig
 from paceline.settings.groups import ParamGroup, rules
 from paceline.settings.run import RunConfig
-from paceline.settings.schedule import batches_of, largest_batch, sequences_from
+from paceline.settings.schedule import batches_of, candidates_at, largest_batch, sequences_from, stage_starts
 from paceline.settings.spec import describe
 from paceline.text.dataset import Dataset, open_dataset
 from paceline.text.tokenizer import Tokenizer
@@ -109,6 +109,8 @@ def assemble(
     data = open_dataset(config.data, config.model.vocab_size)
     if warning := check_data(data.train, config.data, config.batch, sequences_from(config, 0), config.steps):
         machine = replace(machine, notes=(*machine.notes, warning), lacks=(*machine.lacks, warning))
+    if config.model.candidates is not None:
+        _check_candidates(data, config)
     tokenizer, machine = _tokenizer(data, machine)
     set_torch_switches(config.train)  # before the first allocation, which fixes the allocator's settings
     request = replace(machine.request, lm_head_chunk_tokens=config.lm_head.chunk_tokens)
@@ -151,6 +153,17 @@ def assemble(
     return Assembly(
         config, machine, data, tokenizer, model, _compiled(model, config), optimizer, ranks, sync, micro_tokens, rows
     )
+
+
+def _check_candidates(data: Dataset, config: RunConfig) -> None:
+    """By the first sequences; later ones are looked at when their turn comes."""
+    from paceline.model.sampled import check_candidates
+
+    corpus, c = data.train, config
+    spans = spans_at(corpus, c.data, c.batch, Cursor(), min(8, c.batch.sequences), seed=c.seed)
+    targets = training_source(corpus, c.data).take(spans, c.batch.sequence_tokens).targets
+    for first_step in stage_starts(c)[:-1]:
+        check_candidates(targets, candidates_at(c, first_step))
 
 
 def _compiled(model: GPT, config: RunConfig) -> nn.Module:

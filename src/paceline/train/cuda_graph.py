@@ -51,8 +51,8 @@ class CapturedGradients:
 
     def __init__(self, run: Any, model: nn.Module, windows: Tensor, weights: Tensor) -> None:
         self._run, self._model, self._windows, self._weights = run, model, windows, weights
-        self._steps: dict[torch.Size, int] = {}
-        self.captured: dict[torch.Size, CapturedGradient] = {}
+        self._steps: dict[tuple[int, ...], int] = {}
+        self.captured: dict[tuple[int, ...], CapturedGradient] = {}
 
     @classmethod
     def where_possible(cls, run: Any, model: nn.Module, windows: Tensor, weights: Tensor) -> "CapturedGradients | None":
@@ -60,10 +60,10 @@ class CapturedGradients:
         given = {"device": device, "world": run.ranks.world, "windows_on_host": on_host, "rows": rows}
         return None if why_not_captured(run.config, **given) else cls(run, model, windows, weights)
 
-    def of(self, batch: DeviceBatch, micro_sequences: int) -> CapturedGradient | None:
-        """The graph for micro-batches of so many sequences, if there is one by now."""
+    def of(self, batch: DeviceBatch, micro_sequences: int, candidates: int = 0) -> CapturedGradient | None:
+        """The graph for micro-batches of so many sequences and candidates, if there is one by now."""
         like = DeviceBatch(batch.tokens[:micro_sequences], batch.targets[:micro_sequences])
-        shape = like.tokens.shape
+        shape = (*like.tokens.shape, candidates)
         seen = self._steps[shape] = self._steps.get(shape, 0) + 1
         if seen == EAGER_STEPS + 1 and has_room(self._run.config.train.memory_limit_gib):
             parameters = self._run.model.parameters()

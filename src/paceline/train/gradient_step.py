@@ -6,6 +6,7 @@ The gradient is the true mean over the global batch. On a GPU that of a micro-ba
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from paceline.model.masks import window_tensor
 from paceline.parallel.gradients import Replica, exchange, replicate, zero_in_place_
 from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
 from paceline.settings.data import BatchConfig
-from paceline.settings.schedule import StepSettings
+from paceline.settings.schedule import StepSettings, tokens_before
 from paceline.train.assemble import Assembly
 from paceline.train.bad_steps import BadSteps
 
@@ -54,6 +55,8 @@ class GradientStep:
             from paceline.model.dropout import step_key
 
             self.run.model.dropout.step_key.fill_(step_key(self.run.config.seed, settings.step))
+        if self.run.model.sampler is not None:
+            self.run.model.sampler.count = settings.candidates
 
     def take(self, settings: StepSettings, batch: DeviceBatch, *, measure: bool = False) -> Values:
         """Gradient and update, and what the step was like; `measure` asks for the diagnostics, too."""
@@ -81,12 +84,13 @@ class GradientStep:
         config, ranks = self.run.config, self.run.ranks
         share, compute = self.run.share(settings.sequences), forward_backward
         if self.graphs is not None:  # not to be dropped: a capture must be ended, and takes no longer than a step
-            compute = self.graphs.of(batch, share.micro_sequences) or forward_backward
+            compute = self.graphs.of(batch, share.micro_sequences, settings.candidates) or forward_backward
+        first = self.run.place.run * share.sequences
         if self.run.model.dropout is not None:
-            from paceline.model.dropout import each_in_its_place
-
-            first = self.run.model.dropout.first_sequence
-            compute = each_in_its_place(compute, first, self.run.place.run * share.sequences)
+            compute = each_in_its_place(compute, self.run.model.dropout.first_sequence, first)
+        if self.run.model.sampler is not None:
+            before = tokens_before(config, settings.step) // config.batch.sequence_tokens
+            compute = each_in_its_place(compute, self.run.model.sampler.first_sequence, before + first)
         with self._unguarded(), self.droppable():
             here = (self.replica, batch, self.windows, self.loss_weights)
             micro, padded = share.micro_sequences, config.data.align_documents
@@ -128,6 +132,19 @@ def forward_backward(
     terms = torch.stack(losses.terms) / counted
     (main + (weights * terms).sum()).backward()
     return torch.cat([main[None], terms]).detach()
+
+
+def each_in_its_place(compute: Callable[..., Tensor], first: Tensor, sequence: int) -> Callable[..., Tensor]:
+    """`compute` for one micro-batch after another, with the number of its first sequence, from `sequence` on, written
+    to `first`; dropout and the sampled softmax depend on it."""
+
+    def run(model: nn.Module, tokens: Tensor, *rest: Any) -> Tensor:
+        nonlocal sequence
+        first.fill_(sequence)
+        sequence += len(tokens)
+        return compute(model, tokens, *rest)
+
+    return run
 
 
 def accumulate_gradient(

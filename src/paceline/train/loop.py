@@ -14,13 +14,15 @@ from torch import Tensor
 
 from paceline.core.signals import Interrupted, StopRequest
 from paceline.data.batches import Cursor, batches
+from paceline.data.corpus import Batch
 from paceline.data.feed import DeviceBatch, feed
 from paceline.metrics.card import InitFrom
 from paceline.metrics.deferred import Values
 from paceline.metrics.meter import Meter, MeterState
 from paceline.metrics.metrics_file import EvalMetrics
 from paceline.parallel.ranks import DeferredAny
-from paceline.settings.schedule import StepSettings, schedule, sequences_from, tokens_before
+from paceline.settings.run import RunConfig
+from paceline.settings.schedule import StepSettings, candidates_at, schedule, sequences_from, tokens_before
 from paceline.train.assemble import Assembly
 
 if TYPE_CHECKING:
@@ -137,4 +139,17 @@ def training_batches(
     source = batches(
         run.data.train, c.data, c.batch, sizes, seed=c.seed, start=position.cursor, rank=place.run, world=place.runs
     )
+    if c.model.candidates is not None:
+        source = _with_candidates(source, c, position.step)
     return feed(((place.cut(batch), cursor) for batch, cursor in source), run.machine.device)
+
+
+def _with_candidates(
+    source: Iterator[tuple[Batch, Cursor]], config: RunConfig, step: int
+) -> Iterator[tuple[Batch, Cursor]]:
+    """The same batches, each looked at before it is trained on: does the sampled softmax hold its targets?"""
+    from paceline.model.sampled import check_candidates
+
+    for at, (batch, cursor) in enumerate(source, start=step):
+        check_candidates(batch.targets, candidates_at(config, at))
+        yield batch, cursor

@@ -24,7 +24,7 @@ NOT_NEEDED = {
     *("window.start_tokens", "window.growth_tokens", "window.quantum_tokens"),  # the window of the step is exported
     *("qkv", "value_storage", "precision.embeddings"),  # how weights are stored, which they tell themselves
     "rotary.max_tokens",  # how long our own tables are; of learned positions it is exported
-    "dropout",  # of training
+    *("dropout", "candidates", "qk_matrix_heads"),  # of training
     "loss_terms",  # what training adds to the loss; validation and exports leave it out
     "value_layers",  # the tables of each layer are exported
 }

@@ -20,7 +20,8 @@ Shape = Literal["gpt2", "llama"]
 FREE = {
     *("vocab_size", "embedding_multiple", "lm_head_multiple", "width", "num_layers", "num_heads", "num_kv_heads"),
     *("head_dim", "mlp_ratio", "qkv", "tied_lm_head", "norm_eps", "precision", "rotary"),
-    *("zero_init_outputs", "matrix_init", "embedding_init", "lm_head_init", "dropout", "loss_terms"),  # of training
+    *("zero_init_outputs", "matrix_init", "embedding_init", "lm_head_init"),  # of training, and
+    *("dropout", "loss_terms", "candidates", "qk_matrix_heads"),
     *("qk_norm_eps", "value_ends", "value_lambdas", "value_storage", "window"),  # of what must be off
 }
 """Fields in which such models may differ, or which say nothing of them."""
