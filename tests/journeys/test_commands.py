@@ -74,6 +74,11 @@ ELSEWHERE = (
         "tests/journeys/test_walk_throughs.py::test_a_walk_through_can_be_walked",
     ),
     Elsewhere(
+        ": make mutants",
+        "takes half an hour",
+        "tests/tools/test_mutants.py::test_a_mutant_is_killed_by_a_test_that_fails_and_taken_back",
+    ),
+    Elsewhere(
         ": make site",
         "builds the site as its tests do",
         "tests/journeys/test_site.py::test_every_page_of_docs_is_there",

@@ -32,7 +32,7 @@ from paceline.evaluate.generate import generate
 run = paceline.load("latest").loaded
 def written(prompt):
     ids = [run.tokenizer.end_of_text, *run.tokenizer.encode(prompt)]
-    return list(generate(run.model, ids, SamplingConfig(temperature=0.0), window=run.window, new_tokens=NEW_TOKENS))
+    return list(generate(run.model, ids, SamplingConfig(temperature=0.0), windows=run.windows, new_tokens=NEW_TOKENS))
 print(json.dumps([written(prompt) for prompt in json.load(sys.stdin)]))
 """
 TRANSFORMERS = """

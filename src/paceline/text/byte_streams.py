@@ -117,7 +117,7 @@ def _zstd(place: str) -> Callable[[], Any]:
     try:
         from compression import zstd  # type: ignore[import-not-found, unused-ignore]  # from Python 3.14 on
     except ImportError:
-        missing = DataError(f"{place}: reading .zst needs the package zstandard; pip install zstandard")
+        missing = DataError(f"{place}: reading .zst needs the package zstandard; pip install 'paceline[data]'")
         zstandard = optional_module("zstandard", missing)
         return lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
     return partial(zstd.ZstdDecompressor, options={zstd.DecompressionParameter.window_log_max: 31})
