@@ -71,7 +71,7 @@ def _end(handle: int, path: Path) -> None:
 
 
 def _locked(path: Path, busy: PacelineError) -> int | None:
-    """None: there can be no lock here. A folder that cannot be written is told by whoever writes next."""
+    """None: there can be no lock here. The next write reports a folder that cannot be written."""
     while fcntl is not None:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)

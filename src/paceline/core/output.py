@@ -42,7 +42,7 @@ def _escape(found: re.Match[str]) -> str:
 
 class Output:
     """A stream that takes text only, with a name for messages. While it is `needed`, its loss ends the command, unless
-    it is the reader who is gone, as after `| head`; else `warn` is told once."""
+    it is the reader who is gone, as after `| head`; else `warn` is called once."""
 
     def __init__(
         self, stream: TextIO | None, name: str = "standard output", *, warn: Callable[[str], None] | None = None

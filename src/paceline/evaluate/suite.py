@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["validation", "text", "hellaswag", "task"]
 Tell = Callable[[str], Progress]
-"""What is judged now, and how its progress is told."""
+"""What is judged now, and how its progress is shown."""
 
 
 @dataclass(frozen=True)

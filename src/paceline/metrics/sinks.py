@@ -97,7 +97,7 @@ class FanOut:
 
     def __init__(self, sinks: Iterable[Sink], warn: Callable[[str], None] = _to_stderr) -> None:
         self._sinks, self._warn = list(sinks), warn
-        self.dropped: list[str] = []  # what was told of each that failed
+        self.dropped: list[str] = []  # the message of each that failed
 
     def write(self, metrics: Metrics) -> None:
         self._each(lambda sink: sink.write(metrics))

@@ -1,7 +1,7 @@
 """What a token takes from the tokens just before it: smeared embeddings, n-gram rows, offset keys.
 
 `before` (B, 2) holds the two tokens before a pass, -1 where there is none; decoding with a cache gives them. Documents
-are not told apart. Hashes are those of the public records: products in int32 that wrap, xor, remainder.
+are not separated. Hashes are those of the public records: products in int32 that wrap, xor, remainder.
 """
 
 from collections.abc import Callable

@@ -26,9 +26,9 @@ from paceline.settings.parallel import ParallelConfig
 def context_parallel_plan(plan: Plan, place: RankSlice, ranks: Ranks, config: ParallelConfig) -> Plan:
     """A back end's plan for slices. All ranks call this together: those of one sequence get a group of their own, so
     that halos and gradients do not wait in one line."""
-    patience = timedelta(seconds=config.timeout_s)
+    timeout = timedelta(seconds=config.timeout_s)
     firsts = range(0, ranks.world, place.parts)
-    groups = [dist.new_group(list(range(first, first + place.parts)), timeout=patience) for first in firsts]
+    groups = [dist.new_group(list(range(first, first + place.parts)), timeout=timeout) for first in firsts]
     group: dist.ProcessGroup = groups[place.run]
 
     def planned(model: ModelConfig, documents_BT: Tensor | None, tokens: int, windows: Tensor) -> Attend:

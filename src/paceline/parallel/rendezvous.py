@@ -47,9 +47,9 @@ def joined(ranks: Ranks, device: torch.device, facts: Facts, config: ParallelCon
         return
     store = meet(open_store(ranks, config.start_timeout_s), ranks, facts, config.start_timeout_s)
     back_ends = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    patience = timedelta(seconds=config.timeout_s)
+    timeout = timedelta(seconds=config.timeout_s)
     try:
-        dist.init_process_group(back_ends, store=store, rank=ranks.rank, world_size=ranks.world, timeout=patience)
+        dist.init_process_group(back_ends, store=store, rank=ranks.rank, world_size=ranks.world, timeout=timeout)
         yield
         ranks.wait_for_all()  # the first may still be saving
     except PacelineError as error:
@@ -85,9 +85,9 @@ def open_store(ranks: Ranks, timeout_s: float) -> Store:
         found = f"MASTER_ADDR={host!r}, MASTER_PORT={port!r}"
         raise ConfigError(f"{found}: not a machine and its port; start with torchrun")
     hosts_it = ranks.is_main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    patience = timedelta(seconds=timeout_s)
+    timeout = timedelta(seconds=timeout_s)
     try:
-        return TCPStore(host, int(port), is_master=hosts_it, timeout=patience, wait_for_workers=False)
+        return TCPStore(host, int(port), is_master=hosts_it, timeout=timeout, wait_for_workers=False)
     except RuntimeError as error:
         if hosts_it:
             reason = "it is in use" if "EADDRINUSE" in str(error) else _plain(error)

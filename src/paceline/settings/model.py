@@ -182,7 +182,7 @@ def _own(kind: type[AttentionLayer | LayerConfig], stated: dict[str, Any]) -> di
 @dataclass(frozen=True, kw_only=True)
 class NgramConfig(Limited, prefix="--model.ngrams."):
     """Rows looked up by a hash of the last tokens, with a sign of ±1 for each channel by another hash: two n-grams that
-    share a row seldom share their signs. Zero at the start; documents are not told apart."""
+    share a row seldom share their signs. Zero at the start; documents are not separated."""
 
     bigram_rows: Annotated[int | None, at_least(2)] = None
     """Rows of the table for a token and the one before it; the last is for tokens without one. None: no such table."""

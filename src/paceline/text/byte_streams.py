@@ -101,7 +101,7 @@ def _utf8_blocks(file: IO[bytes], encoding: str, count_replaced: Callable[[int],
 
 
 def replace_bad(text: str, count: Callable[[int], None]) -> str:
-    """Each run of bad bytes as U+FFFD; `count` is told how many they were."""
+    """Each run of bad bytes as U+FFFD; `count` gets their number."""
     count(sum(map(len, BAD_BYTES.findall(text))))
     return BAD_BYTES.sub("\ufffd", text)
 

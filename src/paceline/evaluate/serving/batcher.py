@@ -43,9 +43,9 @@ class Stream(Writing):
     """The token to feed next, once the whole prompt is in the cache."""
     made: int = 0
     logprobs: int | None = None
-    """How many of the likeliest tokens are told of at each place; None: nothing is, not even of its own token."""
+    """How many of the likeliest tokens are reported at each place; None: nothing is, not even its own token."""
     echo_from: int | None = None
-    """The prompt's first token that is told of, too; None: none is."""
+    """The prompt's first token that is reported, too; None: none is."""
 
     @property
     def begun(self) -> bool:

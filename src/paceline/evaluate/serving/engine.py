@@ -44,7 +44,7 @@ class Engine:
         """Touched by the event loop only."""
 
     def start(self) -> None:
-        """From the event loop that will be told of events."""
+        """From the event loop that receives the events."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 

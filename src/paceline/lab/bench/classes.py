@@ -39,7 +39,7 @@ BY_FUSED_NAME = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers by which shapes are told apart."""
+    """The numbers that identify a shape."""
 
     tokens: int  # of one micro-batch
     sequence_tokens: int
