@@ -64,7 +64,7 @@ def prepare(
     of N tokens trained on this text, or a folder that has one. The others are the flags of `paceline data prepare`.
 
     Warns if more than 1 % of the text is lost. Called again it finds all done, or goes on; `overwrite` begins anew.
-    More than one of `workers` import the calling script again, which must then keep what it does under
+    With more than one worker, each process imports the calling script again, which must then keep what it does under
     `if __name__ == "__main__":`."""
     from paceline.text.prepare import prepare as prepared
 

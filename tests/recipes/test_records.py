@@ -189,7 +189,7 @@ def test_the_momentum_at_every_step(name: str) -> None:
     constant = name in (R04, R05)
     for step in range(config.steps):
         expected = 0.95 if constant else 0.85 + 0.10 * min(step / 300, 1)
-        assert muon_momentum(step, config.optim.muon) == pytest.approx(expected, rel=1e-12)
+        assert muon_momentum(step, config.steps, config.optim.muon) == pytest.approx(expected, rel=1e-12)
 
 
 # ---- a record is a diff

@@ -113,5 +113,5 @@ def test_candidates_of_a_sampled_softmax_fit_the_head_and_whole_sequences() -> N
     stages = (Stage(share=0.9), Stage(share=0.1, candidates=0))
     steps = replace(sampled, stages=stages, steps=10)
     assert [schedule(steps, step).candidates for step in (0, 8, 9, 10)] == [12_288, 12_288, 0, 0]
-    with pytest.raises(ConfigError, match=r"stages: stage 2 has 60,000 candidates, but there are 50,304 rows"):
+    with pytest.raises(ConfigError, match=r"stages: stage 2 has 60,000 candidates of 50,304 rows"):
         replace(sampled, stages=(stages[0], Stage(share=0.1, candidates=60_000)))

@@ -151,7 +151,7 @@ def test_a_long_run_is_sampled_evenly_from_its_first_step(steps: int) -> None:
         (shares(0.04, 0.96), "stage 1 has no step in a run of 10"),
         ((Stage(share=1.0, long_window_tokens=256),), "stage 1 sets long_window_tokens"),
         ((Stage(share=0.5), Stage(share=0.5, loss_weights=(1.0,))), "stage 2 has 1 loss_weights for 0 loss_terms"),
-        ((Stage(share=1.0, candidates=200),), "stage 1 has 200 candidates, but .*model.candidates is None"),
+        ((Stage(share=1.0, candidates=200),), "stage 1 has 200 candidates; set --model.candidates, too"),
         ((Stage(share=1.0, window_tokens=200),), "window of 200, not a multiple of 128"),
         ((Stage(share=1.0, batch_tokens=SEQUENCE + 1),), "--batch.tokens"),
     ],

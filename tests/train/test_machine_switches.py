@@ -16,6 +16,7 @@ from paceline.model.gpt import GPT
 from paceline.model.loss import Losses
 from paceline.parallel.machine import set_torch_switches
 from paceline.settings.run import EvaluateConfig, RunConfig
+from paceline.settings.schedule import Stage
 from paceline.train.gradient_step import GUARDED_STEPS
 from train.tiny import losses, run, tiny_config, weights
 
@@ -141,6 +142,20 @@ def test_after_five_steps_guards_are_skipped_and_no_bit_changes(tmp_path: Path, 
     assert losses(tmp_path / "trusted") == losses(tmp_path / "checked")
     one, other = weights(tmp_path / "trusted"), weights(tmp_path / "checked")
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_stage_of_other_candidates_is_checked_again_before_it_is_trusted(tmp_path: Path, watched: Watched) -> None:
+    """Code of the first stage would leave ids out that the second has."""
+    found = {}
+    for name, trusted in (("trusted", True), ("checked", False)):
+        config = compiled_config(tmp_path / "data", skip_guards=trusted)
+        stages = (Stage(share=0.5), Stage(share=0.5, candidates=0))
+        config = replace(config, steps=14, model=replace(config.model, candidates=100), stages=stages)
+        run(config, tmp_path / name)
+        found[name] = losses(tmp_path / name)
+        assert watched.trusted[True] == ([False] * 5 + [True] * 2 if trusted else [False] * 7) * 2
+        watched.forget()
+    assert found["trusted"] == found["checked"]
 
 
 # ---- the allocator

@@ -44,7 +44,8 @@ LOSS = Limit("is not a loss; give a number such as 3.28", math.isfinite)
 @dataclass(frozen=True, kw_only=True)
 class JudgedArgs(JsonArgs, Limited, prefix="--"):
     target: Annotated[float | None, LOSS] = None
-    """Test that the mean loss is at most this, by the records' rule (p < 0.01). Of a board: None is the track's own."""
+    """Test that the mean loss is at most this, by the records' rule (p < 0.01). None: no test; of a board, the loss of
+    its track."""
     with_remade: bool = False
     """Count also runs of which a part was made again by --rewind or --restart."""
 

@@ -119,7 +119,7 @@ class GPT(nn.Module):
         """`main` is the loss of every token, (B, T) fp32, or only their total, 0-D, where the head's back end gives no
         more: only its sum is well defined. `terms` are totals, in the order of `config.loss_terms`."""
         x = self._head_input(self._stream_of(tokens, windows)).flatten(0, -2)
-        if self.sampler is not None and self.sampler.count and torch.is_grad_enabled():
+        if self.sampler is not None and torch.is_grad_enabled() and self.sampler.count:
             main = self._sampled_loss(x.view(*targets.shape, -1), targets)
         else:
             losses = self.loss(x, self._head_rows(), targets.flatten(), self.config.softcap)

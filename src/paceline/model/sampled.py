@@ -46,7 +46,7 @@ class CandidateSampler(nn.Module):
         here, counted = targets.device, targets >= 0
         marked = torch.zeros(self.rows + 1, dtype=torch.bool, device=here)  # one more, for targets that do not count
         marked = marked.index_fill(0, torch.where(counted, targets, self.rows), True)[:-1]
-        start = (self.first_sequence + sequence) * (self.count // SWEPT_SHARE)
+        start = (self.first_sequence + sequence) * max(1, self.count // SWEPT_SHARE)
         order = self.sweep[(start + torch.arange(self.rows, device=here)) % self.rows]
         free = ~marked[order]
         fill = free & (free.cumsum(0) <= self.count - marked.sum())

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from paceline.backends.registry import Kept, Operation, find
+from paceline.backends.registry import FP32, Kept, Operation, find
 from paceline.core.units import BLOCK_TOKENS, round_up
 from paceline.settings.data import BatchConfig
 from paceline.settings.groups import ParamGroup, RuleFacts, param_groups, rules
@@ -21,7 +21,6 @@ from paceline.settings.optim import OptimConfig
 from paceline.settings.run import RunConfig
 from paceline.settings.spec import DTYPE_BYTES, describe
 
-FP32 = 4
 KEEPING: tuple[Operation, ...] = ("attention", "qkv", "mlp", "lm_head")  # their back ends decide what a step keeps
 
 

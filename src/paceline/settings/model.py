@@ -244,7 +244,7 @@ class ModelConfig(Limited, prefix="--model."):
     qkv: Literal["fused", "separate"] = "separate"
     """One matrix for queries, keys and values, or three. Muon treats the three parts alike either way."""
     qk_matrix_heads: Annotated[int | None, at_least(1)] = None
-    """Muon takes the queries of so many heads as one matrix, and the keys. None: those of all heads."""
+    """Muon treats the queries of this many heads as one matrix, and likewise the keys. None: those of all heads."""
     activation: str = "relu2"
     """Between the MLP's two matrices: gelu, gelu_tanh (GPT-2's approximation), relu2, swiglu (silu(gate x) · (up x), by
     a third matrix), or one of a plug-in."""
@@ -352,7 +352,7 @@ class ModelConfig(Limited, prefix="--model."):
     def _check_values(self) -> None:
         heads, layers = self.num_heads, self.num_layers
         if self.qk_matrix_heads is not None and self.kv_heads % self.qk_matrix_heads:
-            count = f"does not divide the {self.kv_heads} heads of the keys"
+            count = f"does not divide the {self.kv_heads} heads of the keys; use a divisor of it"
             raise ConfigError(f"--model.qk-matrix-heads {self.qk_matrix_heads} {count}")
         if heads % self.kv_heads:
             raise ConfigError(f"--model.num-kv-heads {self.kv_heads} does not divide --model.num-heads {heads}")

@@ -36,7 +36,7 @@ class MuonConfig(Limited, prefix="--optim.muon."):
     momentum_warmup_steps: Annotated[int, NOT_NEGATIVE] = 0
     """Steps of the straight line between the two; not scaled with the length of the run. 0: none."""
     momentum_warmup_share: Annotated[float | None, SHARE] = None
-    """That line as a share of the run, instead."""
+    """Length of the momentum warm-up as a share of the run, instead of in steps."""
     momentum_cooldown_share: Annotated[float, UNIT_INTERVAL] = 0.0
     """Over this share of the run, the last, momentum goes back to `momentum_start`. 0: none."""
     momentum_form: Literal["sum", "average"] = "average"

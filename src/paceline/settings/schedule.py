@@ -98,6 +98,11 @@ def candidates_at(run: "RunConfig", step: int) -> int:
     return (run.model.candidates or 0) if stated is None else stated
 
 
+def fewest_candidates(run: "RunConfig") -> int:
+    """Of all stages; 0: all compute all logits."""
+    return min(filter(None, (candidates_at(run, step) for step in stage_starts(run)[:-1])), default=0)
+
+
 def windows_at(run: "RunConfig", step: int) -> dict[WindowKind, int]:
     stage = stages_of(run)[stage_of(run, step)]
     fixed: dict[WindowKind, int | None] = {"short": stage.window_tokens, "long": stage.long_window_tokens}
@@ -189,9 +194,14 @@ def check_stages(run: "RunConfig") -> None:
         run.batch.with_tokens(batch_tokens(run, stage))
         if stage.long_window_tokens is not None and run.model.long_window is None:
             raise ConfigError(f"stages: stage {number} sets long_window_tokens, but model.long_window is not set")
-        if stage.candidates and (run.model.candidates is None or stage.candidates > run.model.lm_head_rows):
-            most = f"{run.model.lm_head_rows:,} rows of the head, and --model.candidates is {run.model.candidates}"
-            raise ConfigError(f"stages: stage {number} has {stage.candidates:,} candidates, but there are {most}")
+        if stage.candidates and run.model.candidates is None:
+            raise ConfigError(
+                f"stages: stage {number} has {stage.candidates:,} candidates; set --model.candidates, too"
+            )
+        if stage.candidates and stage.candidates > (rows := run.model.lm_head_rows):
+            raise ConfigError(
+                f"stages: stage {number} has {stage.candidates:,} candidates of {rows:,} rows of the head"
+            )
         weights, terms = stage.loss_weights, run.model.loss_terms
         if weights is not None and len(weights) != len(terms):
             raise ConfigError(f"stages: stage {number} has {len(weights)} loss_weights for {len(terms)} loss_terms")
@@ -257,18 +267,19 @@ def muon_momentum(step: int, steps: int, muon: MuonConfig) -> float:
     """Momentum at `step`: a line from `momentum_start` over the warm-up, `momentum`, and a line back at the end."""
     share, cooldown = muon.momentum_warmup_share, muon.momentum_cooldown_share * steps
     warmup = muon.momentum_warmup_steps if share is None else share * steps
-    up = 1.0 if step >= warmup else step / warmup
-    down = 1.0 if steps - step >= cooldown else (steps - step) / cooldown
-    if min(up, down) == 1.0:
+    rise, risen = (step, warmup) if step < warmup else (1.0, 1.0)
+    if steps - step < cooldown and (steps - step) * risen < cooldown * rise:
+        rise, risen = steps - step, cooldown
+    if rise == risen:
         return muon.momentum
-    return muon.momentum_start + (muon.momentum - muon.momentum_start) * min(up, down)
+    return muon.momentum_start + (muon.momentum - muon.momentum_start) * rise / risen
 
 
 def scaled_to(optim: OptimConfig, steps_before: int, steps_after: int) -> OptimConfig:
     """The same recipe for a run of another length: warm-up and a cool-down in steps keep their proportion, a share is
     one already.
 
-    The momentum warm-up stays as it is: a matter of the first gradients, not of the length of the run."""
+    A momentum warm-up in steps stays as it is: a matter of the first gradients, not of the length of the run."""
     rates, factor = optim.schedule, steps_after / steps_before
     cooldown = None if rates.cooldown_steps is None else max(1, round(rates.cooldown_steps * factor))
     warmup = min(round(rates.warmup_steps * factor), steps_after - 1)

@@ -342,7 +342,8 @@ class Reader:
         decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape" if by_line else "strict")
         line, rest = source.first_line, ""
         with self._content(source) as content:
-            length = source.bytes if source.side is not None else sys.maxsize
+            as_it_is = not source.packing and self.encoding == "utf-8" and self.bad != "replace"
+            length = source.bytes if source.side is not None or (source.path and as_it_is) else sys.maxsize
             for block in itertools.chain(blocks_of(content, length), [b""]):
                 try:
                     text = decoder.decode(block, final=not block)

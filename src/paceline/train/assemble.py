@@ -26,7 +26,7 @@ from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
 from paceline.settings.data import BatchConfig
 from paceline.settings.groups import ParamGroup, rules
 from paceline.settings.run import RunConfig
-from paceline.settings.schedule import batches_of, candidates_at, largest_batch, sequences_from, stage_starts
+from paceline.settings.schedule import batches_of, fewest_candidates, largest_batch, sequences_from
 from paceline.settings.spec import describe
 from paceline.text.dataset import Dataset, open_dataset
 from paceline.text.tokenizer import Tokenizer
@@ -162,8 +162,7 @@ def _check_candidates(data: Dataset, config: RunConfig) -> None:
     corpus, c = data.train, config
     spans = spans_at(corpus, c.data, c.batch, Cursor(), min(8, c.batch.sequences), seed=c.seed)
     targets = training_source(corpus, c.data).take(spans, c.batch.sequence_tokens).targets
-    for first_step in stage_starts(c)[:-1]:
-        check_candidates(targets, candidates_at(c, first_step))
+    check_candidates(targets, fewest_candidates(c))
 
 
 def _compiled(model: GPT, config: RunConfig) -> nn.Module:

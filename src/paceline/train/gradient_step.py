@@ -4,6 +4,7 @@ The gradient is the true mean over the global batch. On a GPU that of a micro-ba
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -23,7 +24,7 @@ from paceline.settings.schedule import StepSettings, tokens_before
 from paceline.train.assemble import Assembly
 from paceline.train.bad_steps import BadSteps
 
-GUARDED_STEPS = 5  # steps of a launch in which compiled code still checks its inputs, as record 16 did it
+GUARDED_STEPS = 5  # steps of a shape in which compiled code still checks its inputs, as record 16 did it
 
 
 class GradientStep:
@@ -38,7 +39,7 @@ class GradientStep:
         window_device = torch.device("cpu") if run.machine.backends.windows_on_host else device
         self.windows = window_tensor([0] * len(model.windows), window_device)
         self.loss_weights = torch.zeros(len(model.loss_terms), device=device)
-        self.steps_taken = 0
+        self.steps_of: Counter[tuple[int, int]] = Counter()  # by shape: what the compiler makes code for
         self.graphs = None
         if device.type == "cuda":
             from paceline.train.cuda_graph import CapturedGradients
@@ -46,7 +47,7 @@ class GradientStep:
             self.graphs = CapturedGradients.where_possible(run, self.replica, self.windows, self.loss_weights)
 
     def prepare(self, settings: StepSettings) -> None:
-        """Put the step's windows and loss weights where the model reads them."""
+        """Put the step's windows, loss weights, dropout key and number of candidates where the model reads them."""
         for place, window in zip(self.windows.unbind(), settings.windows.values(), strict=False):
             place.fill_(window)
         for place, weight in zip(self.loss_weights.unbind(), settings.loss_weights, strict=True):
@@ -70,7 +71,6 @@ class GradientStep:
             if self.run.config.metrics.tracked:
                 values["gradient_norm"] = self.run.optimizer.gradient_norm()
             self.run.optimizer.step(settings.groups, skip=skip)
-        self.steps_taken += 1
         self._forget_gradients(self.run.share(settings.sequences))
         return values
 
@@ -91,12 +91,14 @@ class GradientStep:
         if self.run.model.sampler is not None:
             before = tokens_before(config, settings.step) // config.batch.sequence_tokens
             compute = each_in_its_place(compute, self.run.model.sampler.first_sequence, before + first)
-        with self._unguarded(), self.droppable():
+        shape = (share.micro_sequences, settings.candidates)
+        with self._unguarded(shape), self.droppable():
             here = (self.replica, batch, self.windows, self.loss_weights)
             micro, padded = share.micro_sequences, config.data.align_documents
             losses = accumulate_gradient(
                 *here, micro_sequences=micro, padded=padded, ranks=ranks, forward_backward=compute
             )
+        self.steps_of[shape] += 1
         if config.bad_steps.skip:
             return self.bad_steps.judge(settings.step, losses)
         return ranks.sum_(losses), None
@@ -105,9 +107,9 @@ class GradientStep:
         """Around what changes nothing: a signal ends it at once, unless other ranks would wait for this one."""
         return self.stop.droppable(self.run.ranks.world == 1)
 
-    def _unguarded(self) -> AbstractContextManager[object]:
-        """Under `train.skip_guards`, compiled code is trusted to fit its inputs once it has run a few steps."""
-        trusted = self.run.config.train.skip_guards and self.steps_taken >= GUARDED_STEPS
+    def _unguarded(self, shape: tuple[int, int]) -> AbstractContextManager[object]:
+        """Under `train.skip_guards`, compiled code is trusted to fit its inputs once it has run a few steps of them."""
+        trusted = self.run.config.train.skip_guards and self.steps_of[shape] >= GUARDED_STEPS
         return torch.compiler.set_stance(skip_guard_eval_unsafe=True) if trusted else contextlib.nullcontext()
 
     def _forget_gradients(self, share: BatchConfig) -> None:

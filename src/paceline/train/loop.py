@@ -5,6 +5,7 @@ goes on from weights, slots, the states of its hooks, the step and the position 
 """
 
 import contextlib
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +22,14 @@ from paceline.metrics.deferred import Values
 from paceline.metrics.meter import Meter, MeterState
 from paceline.metrics.metrics_file import EvalMetrics
 from paceline.parallel.ranks import DeferredAny
-from paceline.settings.run import RunConfig
-from paceline.settings.schedule import StepSettings, candidates_at, schedule, sequences_from, tokens_before
+from paceline.settings.schedule import (
+    StepSettings,
+    candidates_at,
+    fewest_candidates,
+    schedule,
+    sequences_from,
+    tokens_before,
+)
 from paceline.train.assemble import Assembly
 
 if TYPE_CHECKING:
@@ -134,22 +141,27 @@ def training_batches(
     run: Assembly, position: Position = BEGINNING, sizes: Iterable[int] | None = None
 ) -> Iterator[tuple[DeviceBatch, Cursor]]:
     """This rank's batches on its device, each with the cursor after it; of these sizes, or as the schedule says."""
-    c, sizes = run.config, sequences_from(run.config, position.step) if sizes is None else sizes
-    place = run.place
+    c, place, start = run.config, run.place, position.step
     source = batches(
-        run.data.train, c.data, c.batch, sizes, seed=c.seed, start=position.cursor, rank=place.run, world=place.runs
+        run.data.train,
+        c.data,
+        c.batch,
+        sequences_from(c, start) if sizes is None else sizes,
+        seed=c.seed,
+        start=position.cursor,
+        rank=place.run,
+        world=place.runs,
     )
     if c.model.candidates is not None:
-        source = _with_candidates(source, c, position.step)
+        in_turn = (candidates_at(c, step) if step < c.steps else 0 for step in itertools.count(start))
+        source = _with_candidates(source, itertools.repeat(fewest_candidates(c)) if sizes else in_turn)
     return feed(((place.cut(batch), cursor) for batch, cursor in source), run.machine.device)
 
 
-def _with_candidates(
-    source: Iterator[tuple[Batch, Cursor]], config: RunConfig, step: int
-) -> Iterator[tuple[Batch, Cursor]]:
+def _with_candidates(source: Iterator[tuple[Batch, Cursor]], counts: Iterator[int]) -> Iterator[tuple[Batch, Cursor]]:
     """The same batches, each looked at before it is trained on: does the sampled softmax hold its targets?"""
     from paceline.model.sampled import check_candidates
 
-    for at, (batch, cursor) in enumerate(source, start=step):
-        check_candidates(batch.targets, candidates_at(config, at))
+    for (batch, cursor), count in zip(source, counts, strict=False):
+        check_candidates(batch.targets, count)
         yield batch, cursor
