@@ -40,7 +40,7 @@ soak: environment  ## the whole series of kills and fuzzing; what they showed go
 	rm -f benchmarks/results/soak-cpu.json
 	PACELINE_SOAK=benchmarks/results/soak-cpu.json $(TESTS) -m soak --timeout 7200
 
-mutants: environment  ## 200 changes of the core, one at a time: does a test notice? half an hour on 2 cores
+mutants: environment  ## 200 changes of the core, one at a time: does a test notice? an hour on 2 cores
 	$(BIN)/python tools/mutants.py
 
 lint: environment  ## style, formatting, types

@@ -4,7 +4,7 @@ A mutant is one changed comparison, operator, constant, condition or returned va
 killed when a test fails or runs out of time. Sites are drawn by a hash of seed, file and change, so that an edit of
 one module leaves the sample of the others as it was. Each mutant lives in a copy of the tree, one for each worker.
 Tests: those named like the module, then those that import it, then the rest of its folder. Survivors that no test could
-kill stand in tools/mutants.toml with the reason and do not count. 200 mutants take about half an hour on 2 cores; what
+kill stand in tools/mutants.toml with the reason and do not count. 200 mutants take about an hour on 2 cores; what
 has killed one is noted at once beside the result and tried first the next time, also after a run that was stopped.
 mutmut and cosmic-ray were not taken: both run one command, here the whole suite, for every mutant.
 """

@@ -75,7 +75,7 @@ ELSEWHERE = (
     ),
     Elsewhere(
         ": make mutants",
-        "takes half an hour",
+        "takes an hour",
         "tests/tools/test_mutants.py::test_a_mutant_is_killed_by_a_test_that_fails_and_taken_back",
     ),
     Elsewhere(
