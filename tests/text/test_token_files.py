@@ -242,3 +242,11 @@ def test_llm_cs_own_shards_of_16_bits_verify_as_before(tmp_path: Path) -> None:
     write(tmp_path / "x_train_000001.bin", OPENED, "llm.c")
     assert verify(tmp_path).ok
     assert len(positions_of(open_shard(tmp_path / "x_train_000001.bin"), END)) == 3
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that opens and cannot be read")
+def test_a_file_that_cannot_be_read_is_one_line_of_the_check(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").symlink_to("/proc/self/mem")
+    (check,) = verify(tmp_path).files
+    assert check.problem is not None
+    assert "cannot be read (Input/output error)" in check.problem

@@ -104,8 +104,11 @@ def how_to_convert(path: Path, *, named: Path) -> str | None:
         return f"a pickle, which is never opened, since that can run code; {beside}"
     if path.suffix not in SUFFIXES:
         return None
-    with open(path, "rb") as file:
-        magic = int.from_bytes(file.read(4), "little")
+    try:
+        with open(path, "rb") as file:
+            magic = int.from_bytes(file.read(4), "little")
+    except OSError:  # whoever opens it says what is wrong
+        return None
     command = f"`paceline data prepare {shlex.quote(str(named))} --out FOLDER --ids-of"
     if path.suffix == ".bin" and magic == MAGIC:
         return None
