@@ -20,6 +20,7 @@ SCALARS = {"scale_log2": "fp32", "ring": "i32", "q_stride": "i32", "k_stride": "
 FP32 = ("mixed_ptr", "largest_ptr", "total_ptr")
 
 
+@pytest.mark.journey
 def test_interpreted_kernels_agree_with_float64() -> None:
     run_interpreted("interpreted_attention_decode.py")
 

@@ -22,6 +22,7 @@ from parallel.launch import torchrun
 from parallel.series import fresh_corner
 from train.tiny import losses, narrow_record, weights
 
+pytestmark = pytest.mark.journey
 WAYS = {
     "replicas": ParallelConfig(),
     "rows": ParallelConfig(zero1=True),
