@@ -57,6 +57,7 @@ def test_back_ends_that_are_named_or_left_out_are_planned_with(capsys: pytest.Ca
     assert any(note.startswith("--lm-head.backend reference: counted in memory only") for note in whole_logits["notes"])
 
 
+@pytest.mark.journey
 def test_very_deep_models_are_planned_in_seconds_and_absurd_ones_refused(capsys: pytest.CaptureFixture[str]) -> None:
     started = time.process_time()
     assert planned(capsys, "r18-softcap", "--model.num-layers", "20000")["parameters"] > 1e11

@@ -17,6 +17,7 @@ ENDS_S = 60
 """Far below the half hour that ranks would wait for each other, far above what a busy machine needs."""
 
 
+@pytest.mark.journey
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the rank in /proc")
 def test_a_rank_that_is_killed_ends_the_run_and_another_launch_finishes_it(tmp_path: Path) -> None:
     run = tmp_path / "run"

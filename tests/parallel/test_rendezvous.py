@@ -31,6 +31,7 @@ def ended(*processes: subprocess.Popen[str]) -> list[tuple[int, list[str]]]:
     return [(process.returncode, own) for process, own in zip(processes, lines, strict=True)]
 
 
+@pytest.mark.journey
 def test_a_missing_rank_a_port_in_use_and_other_flags_end_in_one_line(tmp_path: Path) -> None:
     """At the same time: a process takes seconds to start."""
     with socket.socket() as taken:

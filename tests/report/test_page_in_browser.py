@@ -12,7 +12,7 @@ from report.ablation_on_disk import EFFECTS, write_ablation
 from report.browser import Opened, needs_chromium, opened, playwright, started
 from report.runs_on_disk import write_run
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.journey]
 
 
 @pytest.fixture(scope="module")

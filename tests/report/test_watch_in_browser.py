@@ -17,7 +17,7 @@ import pytest
 from report.browser import Opened, needs_chromium, opened, started
 from report.runs_on_disk import write_run
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.journey]
 
 LAST_STEP = "Math.max(0, ...(document.getElementById('loss')?.data ?? []).flatMap((trace) => trace.x))"
 TINY = [

@@ -10,7 +10,7 @@ from paceline.evaluate.generate import text_stream
 from report.browser import needs_chromium, opened, playwright, started
 from serving.tiny_server import TOKENIZER, WINDOWS, Served, served, tiny_model
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.journey]
 NAME = "<img src=x onerror=alert(1)> {{script}}"
 
 

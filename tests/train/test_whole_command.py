@@ -11,6 +11,7 @@ from paceline.cli import main
 from paceline.core.schema import read_json
 from train.tiny import write_text_shards
 
+pytestmark = pytest.mark.journey
 FLAGS = {
     "--steps": 4,
     "--model.vocab-size": 257,
