@@ -1,5 +1,6 @@
 """The code of exported models, which transformers copies before it runs it, goes to a folder of the tests."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -11,4 +12,6 @@ def _code_of_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "transformers_modules"]:
+            patch.delitem(sys.modules, name)  # of an earlier test of this process, from another folder
         yield
