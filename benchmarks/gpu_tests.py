@@ -74,18 +74,19 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, default=Path("."), help="folder for the whole output of each process")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="end what runs longer, and keep what it has said")
     parser.add_argument("--jobs", type=int, default=4, help="processes at a time")
+    parser.add_argument("--only", nargs="*", help="names of processes, as a result has them; all without it")
     parser.add_argument("--commit", help="of the code, where git cannot tell")
     arguments = parser.parse_args()
     ends_at = time.perf_counter() + arguments.limit_s
+    arguments.logs.mkdir(parents=True, exist_ok=True)
+    chosen = {name: files for name, files in files_of_processes().items() if name in (arguments.only or [name])}
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        waiting = {
-            name: pool.submit(run, name, files, arguments.logs, ends_at) for name, files in files_of_processes().items()
-        }
+        waiting = {name: pool.submit(run, name, files, arguments.logs, ends_at) for name, files in chosen.items()}
         processes = {name: future.result() for name, future in waiting.items()}
     tests = {test: what for each in processes.values() for test, what in each.pop("tests").items()}
     result = {
         "what": (__doc__ or "").splitlines()[0],
-        "command": "python benchmarks/gpu_tests.py",
+        "command": "python benchmarks/gpu_tests.py" + (f" --only {' '.join(arguments.only)}" if arguments.only else ""),
         "date": datetime.now(UTC).date().isoformat(),
         "code": to_dict(code_version()) | ({"commit": arguments.commit} if arguments.commit else {}),
         "environment": environment(),
