@@ -223,6 +223,16 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
         read_json(path)
 
 
+def test_a_file_of_32_mib_is_read_and_one_of_a_byte_more_is_refused(tmp_path: Path) -> None:
+    path, most = tmp_path / "config.json", 32 * 2**20
+    path.write_bytes(b'"' + b"a" * (most - 2) + b'"')
+    assert len(read_json(path)) == most - 2
+    with open(path, "ab") as file:
+        file.write(b" ")
+    with pytest.raises(ConfigError, match=r"config\.json: 33,554,433 bytes, more than any JSON file of ours"):
+        read_json(path)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.json: cannot be read \(No such file or directory\)"):
         read_json(tmp_path / "none.json")

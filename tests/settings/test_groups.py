@@ -14,7 +14,7 @@ from paceline.optim.optimizer import Optimizer
 from paceline.parallel.machine import checked_groups, inspect_machine
 from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
 from paceline.recipes.presets import PRESETS, preset
-from paceline.settings.groups import ADAM_RATES, param_groups
+from paceline.settings.groups import ADAM_RATES, own_rules, param_groups
 from paceline.settings.optim import AdamConfig, AverageConfig, GroupConfig, MuonConfig, OptimConfig
 from paceline.settings.parallel import ParallelConfig
 from paceline.settings.run import RunConfig
@@ -157,6 +157,15 @@ def test_a_new_group_is_moved_by_the_rule_and_rate_that_its_entry_states() -> No
 def test_settings_of_a_step_carry_the_scale_and_the_momentum() -> None:
     found = param_groups(PLAIN, ["matrices"])["matrices"].settings(7, 10, 0.5, 0.91)
     assert (found.lr, found.momentum, found.weight_decay, found.moves) == (0.5 * PLAIN.muon.lr, 0.91, 0.02, True)
+
+
+def test_an_update_crosses_memory_with_what_it_reads_and_writes() -> None:
+    """A bf16 table of 1,000 rows of 16, of which 10 tokens looked up a row each."""
+    whole = 1000 * 16 * 2
+    assert own_rules()["adam"].crossed_bytes((1000, 16), 2, 10) == 3 * whole + 2 * 2 * whole  # and both moments
+    row, state, index, summed = 16 * 2, 8, 8, 2 * 16 * 4
+    by_rows = 2 * 10 * (row + state + index + row + summed)  # each read once and written once
+    assert own_rules()["adam_rows"].crossed_bytes((1000, 16), 2, 10) == by_rows == 4160
 
 
 # ---- every so many steps

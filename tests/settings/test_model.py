@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.core.errors import ConfigError
 from paceline.recipes.presets import preset
-from paceline.settings.model import ModelConfig, RotaryConfig, WindowConfig
+from paceline.settings.model import LayerOverride, ModelConfig, RotaryConfig, WindowConfig
 
 R18 = preset("r18-softcap").model
 
@@ -37,6 +37,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"softcap": math.nan}, r"--model.softcap nan must be positive"),
     ({"softcap": math.inf}, r"--model.softcap inf must be positive"),
     ({"norm_eps": -1e-6}, r"--model.norm-eps -1e-06 must be a finite number"),
+    ({"smear": True, "width": 10, "num_heads": 1, "head_dim": 10}, r"smear reads 12 numbers .* --model.width is 10"),
     ({"tied_lm_head": True, "embedding_multiple": 1}, r"--model.tied-lm-head needs equal rows, .* 50257 .* 50304"),
 ]  # fmt: skip
 
@@ -74,6 +75,21 @@ def test_a_rotary_that_cannot_work_is_refused(change: dict[str, Any], message: s
 def test_a_window_that_shows_nothing_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         WindowConfig(**change)
+
+
+def test_a_smear_takes_a_width_of_as_many_numbers_as_it_reads() -> None:
+    assert replace(R18, smear=True, width=12, num_heads=1, head_dim=12).smear
+
+
+def test_a_key_offset_needs_a_pair_that_turns_and_one_at_rest() -> None:
+    """Of the four pairs of a head of 8: one to three that turn."""
+    for turning in (1, 3):
+        rotary, offset = RotaryConfig(rotary_fraction=turning / 4), (LayerOverride(layers=(0,), key_offset=True),)
+        config = ModelConfig(width=8, num_heads=1, head_dim=8, rotary=rotary, layer_overrides=offset)
+        assert config.rotary.pairs(8) == turning
+        assert config.attending[0].key_offset
+    with pytest.raises(ConfigError, match=r"layer 0: key_offset needs pairs at rest"):
+        replace(config, rotary=RotaryConfig(rotary_fraction=1.0))
 
 
 @given(

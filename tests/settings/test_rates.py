@@ -99,6 +99,14 @@ def test_momentum_rises_and_falls_over_shares_of_the_run() -> None:
         replace(muon, momentum_warmup_steps=300)
 
 
+def test_where_the_rise_and_the_fall_of_momentum_overlap_the_lower_one_holds() -> None:
+    """Ten steps: up over the first eight, back over the last six."""
+    muon = MuonConfig(momentum_start=0.85, momentum_warmup_share=0.8, momentum_cooldown_share=0.6)
+    for step in range(11):
+        expected = 0.85 + 0.10 * min(step / 8, (10 - step) / 6)
+        assert muon_momentum(step, 10, muon) == pytest.approx(expected, abs=1e-15), step
+
+
 def test_momentum_without_warm_up_is_constant_from_step_0() -> None:
     assert {muon_momentum(step, 10, MuonConfig(momentum_start=0.5)) for step in range(10)} == {0.95}
 

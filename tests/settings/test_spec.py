@@ -104,6 +104,15 @@ def test_any_model_starts_as_its_description_says(config: ModelConfig) -> None:
             assert torch.equal(values, values.bfloat16().float()), parameter.name
 
 
+def test_half_starts_every_matrix_with_a_deviation_of_half_over_the_root_of_the_width() -> None:
+    """Whatever its inputs: at a width of 64 those of `down` are 256."""
+    config = ModelConfig(width=64, num_heads=2, head_dim=32, num_layers=1, vocab_size=16, matrix_init="half")
+    matrices = GPT(config, end_of_text=0).parameter_groups()["matrices"]
+    assert {weight.size(1) for weight in matrices.values()} == {64, 256}
+    for name, weight in matrices.items():
+        assert float(weight.detach().std()) == pytest.approx(0.5 / 8, rel=0.05), name
+
+
 @settings(max_examples=60)
 @given(model_configs())
 def test_fused_matrices_are_declared_as_the_matrices_in_them(config: ModelConfig) -> None:
