@@ -164,6 +164,12 @@ def test_the_start_follows_the_seed_and_leaves_the_global_generator_alone() -> N
     assert not any(torch.equal(first[key], other[key]) for key in drawn)
 
 
+def test_a_model_that_is_given_no_seed_starts_as_that_of_seed_0() -> None:
+    config = small("r18-softcap")
+    unstated, stated = GPT(config, end_of_text=END_OF_TEXT).state_dict(), start(config, seed=0)
+    assert all(torch.equal(unstated[key], stated[key]) for key in stated)
+
+
 def test_no_two_parameters_start_alike() -> None:
     weights = start(small("r18-softcap"))
     queries = [weights[f"blocks.{layer}.attention.{kind}"] for layer in (0, 1) for kind in ("query", "key", "value")]

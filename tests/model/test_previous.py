@@ -23,6 +23,7 @@ from train.tiny import run, tiny_config, weights
 TINY = replace(preset("demo").model, vocab_size=300, width=64, num_heads=2, head_dim=32, num_layers=4, value_ends=1)
 EACH: dict[str, dict[str, Any]] = {
     "smear": {"smear": True},
+    "smear with learned positions": {"smear": True, "positions": "learned"},
     "bigrams": {"ngrams": NgramConfig(bigram_rows=512, sign_rows=64)},
     "both n-grams, in two layers": {
         "ngrams": NgramConfig(bigram_rows=512, trigram_rows=256, sign_rows=64),

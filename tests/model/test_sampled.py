@@ -33,7 +33,7 @@ def sampler(rows: int, count: int, first: int = 0) -> CandidateSampler:
 def by_hand(targets: Tensor, rows: int, count: int, number: int) -> list[int]:
     """One id after the other."""
     chosen = set(targets[targets >= 0].tolist())
-    k = number * (count // 8)
+    k = number * max(1, count // 8)
     while len(chosen) < count:
         chosen.add(SWEEP_STRIDE * (k % rows) % rows)
         k += 1
@@ -71,6 +71,16 @@ def test_over_a_turn_of_the_sweep_each_id_comes_round_about_as_often() -> None:
     assert counts[7] == turn
     assert others.max() - others.min() <= 2
     assert others.min() > 0
+
+
+@pytest.mark.parametrize("count", [1, 4, 7])
+def test_of_few_candidates_too_each_id_comes_round(count: int) -> None:
+    """The sweep goes one id further from sequence to sequence."""
+    made, targets = sampler(64, count), torch.full((5,), -100)
+    found = [made(targets, number)[0].tolist() for number in range(64)]
+    assert found == [by_hand(targets, 64, count, number) for number in range(64)]
+    assert set(map(len, found)) == {count}
+    assert set().union(*found) == set(range(64))
 
 
 @pytest.mark.parametrize("rows", [50_257, 50_304, 2_048, 512])
