@@ -127,6 +127,17 @@ def test_a_config_of_a_newer_version_is_read_and_is_a_group_of_its_own(tmp_path:
     assert len(groups_of(runs)) == 2
 
 
+def test_a_run_whose_card_holds_an_infinite_number_is_left_out_by_name(tmp_path: Path) -> None:
+    """No mean could take it: 1e999 is valid JSON, and is read as infinity."""
+    folders = write_group(tmp_path, "a", [3.2, 3.3])
+    card = folders[1] / "card.json"
+    card.write_text(card.read_text().replace('"val_loss": 3.3', '"val_loss": 1e999'))
+    runs, damaged = read_runs(folders)
+    assert [run.label for run in runs] == ["a-0"]
+    assert [item.run for item in damaged] == ["a-1"]
+    assert damaged[0].why == f"{card.resolve()}: holds an infinite number; the file is damaged"
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"a": 1e400}', '{"a.b": 1, "a": 2}'])
 def test_a_config_is_read_or_named(text: str, tmp_path: Path) -> None:
     folder = write_card_and_config(tmp_path / "a", seed=0, loss=3.0)

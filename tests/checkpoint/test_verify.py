@@ -50,6 +50,19 @@ def test_a_flipped_bit_is_named(name: str, said: str, run: Path, capsys: pytest.
     assert "1 damaged or missing" in out
 
 
+def test_a_run_whose_manifest_states_no_sizes_is_checked_against_the_headers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Format 1. One byte more than the header of a file of tensors accounts for is found without hashing it."""
+    old = Path(shutil.copytree(frozen.FOLDER / "format-1", tmp_path / "old"))
+    assert verified(old / STEP, capsys) == (0, f"{old / STEP}: 4 files, ok\n")
+    with open(old / STEP / "model.safetensors", "ab") as file:
+        file.write(b"\0")
+    code, out = verified(old / STEP, capsys)
+    assert code == 1
+    assert out.startswith("model.safetensors: 32,453 bytes, but it claims 32,452\n")
+
+
 def test_every_damaged_file_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / STEP / "optimizer-00001.safetensors").unlink()
     (run / STEP / "guard-00001.safetensors").write_bytes(b"short")

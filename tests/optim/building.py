@@ -8,7 +8,7 @@ import torch
 from paceline.kernels.row_gradients import RowGradients
 from paceline.optim.newton_schulz import Iteration, orthogonalise
 from paceline.optim.optimizer import NamedParams, Optimizer, newton_schulz
-from paceline.optim.rule import RuleContext, ShareWork, all_here
+from paceline.optim.rule import ParamSync, RuleContext, ShareWork, all_here
 from paceline.settings.groups import GroupSettings, param_groups
 from paceline.settings.optim import OptimConfig
 
@@ -36,12 +36,14 @@ def optimizer_of(
     iteration: Iteration = orthogonalise,
     share_work: ShareWork = all_here,
     row_gradients: Mapping[str, RowGradients] | None = None,
+    sync: ParamSync | None = None,
 ) -> Optimizer:
     context = RuleContext(
         orthogonalise=newton_schulz(config.muon, iteration, bf16_products=bf16_products),
         muon=config.muon,
         parts=parts or {},
         share_work=share_work,
+        sync=sync or ParamSync(),
     )
     groups = param_groups(config, params)
     return Optimizer(params, groups, context, clip_norm=config.clip_norm, row_gradients=row_gradients)

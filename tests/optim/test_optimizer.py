@@ -14,7 +14,7 @@ from optim.oracles import muon_steps
 from paceline.backends.registry import Request, find
 from paceline.core.errors import RunError
 from paceline.optim.optimizer import Optimizer
-from paceline.optim.rule import Orthogonalise, global_norm
+from paceline.optim.rule import Orthogonalise, ParamSync, global_norm
 from paceline.settings.model import ModelConfig
 from paceline.settings.optim import AdamConfig, MuonConfig, OptimConfig
 from paceline.train.diagnostics import update_ratios
@@ -226,6 +226,39 @@ def test_state_moves_between_stackings() -> None:
     advance(params, first, range(3))
     second.load_state_dict(first.state_dict())
     assert equal(first.state_dict(), second.state_dict())
+
+
+class SecondHalf(ParamSync):
+    """The second of two processes, each with the state of half of every parameter's rows; of the first it knows 0."""
+
+    def rows(self, param: Tensor) -> slice:
+        return slice(len(param) // 2, None)
+
+    def own(self, param: Tensor, of: Tensor) -> Tensor:
+        return of[self.rows(param)]
+
+    def whole(self, own: Tensor, param: Tensor) -> Tensor:
+        return torch.cat([torch.zeros_like(own), own])
+
+
+def test_a_process_that_keeps_some_rows_goes_on_from_the_state_of_all() -> None:
+    """And refuses one of its own rows only: a checkpoint has the whole, however many processes read it."""
+    whole, half = ({"embeddings": {"table": nn.Parameter(seeded(6, 4, seed=1))}} for _ in range(2))
+    all_rows, some_rows = optimizer_of(whole, parts={}), optimizer_of(half, parts={}, sync=SecondHalf())
+    advance(whole, all_rows, range(2))
+    half["embeddings"]["table"].data.copy_(whole["embeddings"]["table"])
+    some_rows.load_state_dict(all_rows.state_dict())
+    own, theirs = (
+        {name: slot[3:] if slot.dim() else slot for name, slot in each.state_dict().items()}
+        for each in (some_rows, all_rows)
+    )
+    assert equal(own, theirs)
+    for params, optimizer in ((whole, all_rows), (half, some_rows)):
+        advance(params, optimizer, range(2, 4))
+    mine, judge = (each["embeddings"]["table"].detach()[3:] for each in (half, whole))
+    assert_close(mine, judge, rtol=1e-6, atol=1e-7)  # the kernel's vectors begin at other elements
+    with pytest.raises(RunError, match=r"exp_avg\.table is torch.float32 \(3, 4\), but this run needs .* \(6, 4\)"):
+        some_rows.load_state_dict(own)
 
 
 def test_slots_exist_before_the_first_step() -> None:

@@ -154,6 +154,23 @@ def test_the_forward_pass_is_searched_for_the_first_tensor_that_is_wrong(tmp_pat
     assert first_not_finite(model, *given) == "the weight embeddings.token"
 
 
+def test_of_a_batch_only_the_sequence_that_is_wrong_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third of four."""
+    config = short(tmp_path / "data", bad_steps=BadStepsConfig(limit=2))
+    place = spans_of(config, 1)[2:3]
+    wrong = torch.from_numpy(open_train(config).take(place, 256).tokens)
+
+    def look(_: GPT, tokens: Tensor, *given: Tensor) -> str | None:
+        return "the loss" if (tokens == wrong).all(dim=1).any() else None
+
+    monkeypatch.setattr(bad_step_report, "first_not_finite", look)
+    with spoilt({0, 1, 2}, spoil_loss), pytest.raises(PacelineError, match="at step 2 the loss is") as caught:
+        run(config, tmp_path / "run")
+    start = int(place[0, 1])
+    named = f"first wrong in the forward pass: the loss; data: x_train_000001.bin tokens {start:,} to {start + 256:,};"
+    assert named in str(caught.value)
+
+
 def test_a_rewind_goes_back_and_leaves_the_data_out(tmp_path: Path) -> None:
     """Steps 4 and 5 are bad; from the checkpoint of step 2 on, the run reads what comes after them."""
     config = short(tmp_path / "data", bad_steps=BadStepsConfig(limit=2))

@@ -300,3 +300,15 @@ def test_every_validation_of_a_masked_preset_reports_it(tmp_path: Path) -> None:
     assert shares[0] == 0.0  # one block a window: its diagonal is partial
     assert len(shares) == 3
     assert all(0.0 <= share < 1.0 for share in shares)
+
+
+def test_of_two_windows_the_short_one_is_reported(tmp_path: Path) -> None:
+    """Two blocks in one document: the short window sees the two diagonals, the long one a whole block, too."""
+    config = tiny_config(tmp_path / "data", steps=1)
+    long = replace(config.model.window, start_tokens=256, growth_tokens=0)
+    model = replace(config.model, document_mask=False, long_window=long)
+    assert config.batch.sequence_tokens == 256
+    run(replace(config, model=model), tmp_path / "run")
+    assert read_metrics(tmp_path / "run")[1][0].extra == {"full_block_share": 0.0}
+    run(replace(config, model=replace(model, window=long)), tmp_path / "wide")
+    assert read_metrics(tmp_path / "wide")[1][0].extra == {"full_block_share": pytest.approx(1 / 3)}
