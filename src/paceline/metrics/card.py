@@ -25,8 +25,7 @@ from paceline.settings.run import RunConfig
 CARD_FILE = "card.json"
 CARD_LOCK = ".card.lock"
 CARD_FORMAT = 1
-REWOUND = "rewound; data go on at token"
-"""How the note of a rewind begins."""
+REWOUND = "rewound; data go on at token"  # how the note of a rewind begins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +63,7 @@ class Evaluation:
     """A row per bucket of places in the document: POSITION_COLUMNS."""
 
 
-POSITION_COLUMNS = ("first", "last", "inside_window", "tokens", "loss")
-"""Meaning of a row of `Evaluation.positions`."""
+POSITION_COLUMNS = ("first", "last", "inside_window", "tokens", "loss")  # meaning of a row of `Evaluation.positions`
 LOSS_COLUMNS = ("step", "val_loss", "val_bpb", "train_s", "wall_s")  # meaning of a row of `RunCard.losses`
 
 
@@ -83,69 +81,42 @@ class RunCard:
     preset: str
     track: str | None
     seed: int
-    finished: bool
-    """All steps done and the last validation made."""
-    steps: int
-    """Steps of the whole run."""
+    finished: bool  # all steps done and the last validation made
+    steps: int  # steps of the whole run
     steps_done: int
-    skipped_steps: int = 0
-    """Of those, steps that changed nothing, because their numbers were bad."""
-    tokens: int
-    """Training tokens read so far, those of steps that a rewind or a restart has left behind included."""
-    rewinds: int = 0
-    """How often the run went back to an earlier step and on with other data (`--rewind`)."""
-    restarts: int = 0
-    """How often it was begun anew in its folder (`--restart`)."""
+    skipped_steps: int = 0  # of those, steps that changed nothing, because their numbers were bad
+    tokens: int  # training tokens read so far, those of steps that a rewind or a restart has left behind included
+    rewinds: int = 0  # how often the run went back to an earlier step and on with other data (`--rewind`)
+    restarts: int = 0  # how often it was begun anew in its folder (`--restart`)
     parameters: int
-    val_loss: float | None = None
-    """Newest validation, in nats per token."""
-    val_bpb: float | None = None
-    """The same in bits per byte of text."""
-    gzip_bpb: float | None = None
-    """What `gzip -9` needs for that text, known once a run has ended with a sample."""
+    val_loss: float | None = None  # newest validation, in nats per token
+    val_bpb: float | None = None  # the same in bits per byte of text
+    gzip_bpb: float | None = None  # what `gzip -9` needs for that text, known once a run has ended with a sample
     train_s: float | None = None
     """By the records' rule: from step `train.untimed_steps`, without validation and checkpoints."""
-    wall_s: float | None = None
-    """Since launch."""
-    startup_s: float | None = None
-    """Launch to first step."""
-    first_steps_s: float | None = None
-    """The untimed steps, compilation included."""
-    tokens_per_s: float | None = None
-    """Over the timed steps."""
-    mfu: float | None = None
-    """Share of the GPUs' bf16 peak that the model's arithmetic used."""
-    device: str | None = None
-    """What it ran on: cpu or cuda."""
-    ranks: int = 1
-    """Processes that shared every step."""
-    peak_bytes: int | None = None
-    """Allocated on the GPU; on a CPU the resident size of the process. Of the first rank."""
+    wall_s: float | None = None  # since launch
+    startup_s: float | None = None  # launch to first step
+    first_steps_s: float | None = None  # the untimed steps, compilation included
+    tokens_per_s: float | None = None  # over the timed steps
+    mfu: float | None = None  # share of the GPUs' bf16 peak that the model's arithmetic used
+    device: str | None = None  # what it ran on: cpu or cuda
+    ranks: int = 1  # processes that shared every step
+    peak_bytes: int | None = None  # allocated on the GPU; on a CPU the resident size of the process. Of the first rank
     data_fingerprint: str
-    other_data: tuple[str, ...] = ()
-    """Fingerprints of the data that it went on with after those (`--allow-other-data`)."""
-    init_from: InitFrom | None = None
-    """None: it began with weights of its own."""
+    other_data: tuple[str, ...] = ()  # fingerprints of the data that it went on with after those (`--allow-other-data`)
+    init_from: InitFrom | None = None  # None: it began with weights of its own
     extended: tuple[tuple[int, ...], ...] = ()
     """A row for each time that it was given more steps: the step reached, and the steps it was planned for by then."""
-    diff: tuple[FieldChange, ...] = ()
-    """Where the config differs from its preset."""
-    plugins: tuple[PluginRef, ...] = ()
-    """Files of the user's own that it was given."""
+    diff: tuple[FieldChange, ...] = ()  # where the config differs from its preset
+    plugins: tuple[PluginRef, ...] = ()  # files of the user's own that it was given
     code_version: CodeVersion
-    environment: dict
-    """As `core.environment.environment` gives it."""
-    started: str
-    """ISO 8601 with offset."""
+    environment: dict  # as `core.environment.environment` gives it
+    started: str  # ISO 8601 with offset
     ended: str | None = None
-    fit: dict | None = None
-    """How a step is cut (`parallel.memory_plans.MemoryPlan`); a resumed run goes on so."""
-    notes: tuple[str, ...] = ()
-    """What was done otherwise than asked, for the reader of the figures."""
-    losses: tuple[tuple[int | float | None, ...], ...] = ()
-    """A row per validation: LOSS_COLUMNS."""
-    sample: str | None = None
-    """Text the model wrote at the end."""
+    fit: dict | None = None  # how a step is cut (`parallel.memory_plans.MemoryPlan`); a resumed run goes on so
+    notes: tuple[str, ...] = ()  # what was done otherwise than asked, for the reader of the figures
+    losses: tuple[tuple[int | float | None, ...], ...] = ()  # a row per validation: LOSS_COLUMNS
+    sample: str | None = None  # text the model wrote at the end
     evaluations: tuple[Evaluation, ...] = ()
     """Made after training; of those of one thing at one step under the same conditions, the newest."""
 

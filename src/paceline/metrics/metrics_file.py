@@ -18,31 +18,22 @@ from paceline.core.files import atomic_write
 from paceline.core.schema import from_dict, parse_json, to_dict
 
 METRICS_FILE = "metrics.jsonl"
-LONGEST_LINE = 64 << 20
-"""Bytes; a line has hundreds, and one that was lost stands as spaces before the next."""
+LONGEST_LINE = 64 << 20  # bytes; a line has hundreds, and one that was lost stands as spaces before the next
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepMetrics:
     """One optimizer step. The loss is the one whose gradient made the step."""
 
-    step: int
-    """Updates done, this one included."""
+    step: int  # updates done, this one included
     train_loss: float | None
-    lr_scale: float
-    """Multiplier of every base rate in this step."""
-    window_tokens: int | None = None
-    """None: the preset has no window."""
-    tokens: int
-    """Training tokens read since step 0."""
-    train_s: float
-    """By the records' rule; 0 during the untimed steps."""
-    wall_s: float
-    """Since launch; earlier launches of a resumed run included."""
-    tokens_per_s: float | None
-    """Over the last few steps."""
-    extra: dict = field(default_factory=dict)
-    """Name to number: whatever else is switched on."""
+    lr_scale: float  # multiplier of every base rate in this step
+    window_tokens: int | None = None  # None: the preset has no window
+    tokens: int  # training tokens read since step 0
+    train_s: float  # by the records' rule; 0 during the untimed steps
+    wall_s: float  # since launch; earlier launches of a resumed run included
+    tokens_per_s: float | None  # over the last few steps
+    extra: dict = field(default_factory=dict)  # name to number: whatever else is switched on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +41,8 @@ class EvalMetrics:
     """One validation, after `step` updates, at the window of that step."""
 
     step: int
-    val_loss: float | None
-    """Mean over tokens, in nats."""
-    val_bpb: float | None = None
-    """Bits per byte of the text; comparable between tokenizers."""
+    val_loss: float | None  # mean over tokens, in nats
+    val_bpb: float | None = None  # bits per byte of the text; comparable between tokenizers
     tokens: int
     train_s: float
     wall_s: float

@@ -60,8 +60,7 @@ class GroupAnswer:
     seeds: list[int]
     mean: float
     stdev: float | None
-    noise_floor: float | None
-    """Difference to another group of as many runs that a test at 0.05 finds in 4 of 5 cases."""
+    noise_floor: float | None  # difference to another group of as many runs that a test at 0.05 finds in 4 of 5 cases
     target: TargetAnswer | None  # None without a target, or with one run, which shows no spread
     remarks: list[str]
 
