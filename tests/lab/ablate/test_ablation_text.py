@@ -48,7 +48,9 @@ def test_the_table_has_a_row_for_each_arm_and_a_cell_for_each_seed(tmp_path: Pat
     series = series_in(tmp_path)
     series.running[names[1]] = PretendedChild(Pretender(tmp_path, RUNS), RUNS[names[1]], 5)
     series.failed[names[2]] = "ended with exit code 1: no luck"
-    with Progress(PLAN, 1, console) as progress:
+    progress = Progress(PLAN, 1, console)
+    assert progress.live is not None
+    with progress.live:
         progress(series)
     text = said()
     for words in (
@@ -68,13 +70,13 @@ def test_without_a_terminal_every_run_is_a_line_and_old_ones_are_no_news(tmp_pat
     console, said = text_console(terminal=False)
     names = list(RUNS)
     write_run(RUNS[names[0]], tmp_path, 6.125)
-    with Progress(PLAN, 1, console) as progress:
-        progress(series_in(tmp_path))
-        write_run(RUNS[names[1]], tmp_path, 6.25)
-        series = series_in(tmp_path)
-        series.failed[names[2]] = "ended with exit code 1: no luck"
-        progress(series)
-        progress(series)
+    progress = Progress(PLAN, 1, console)
+    progress(series_in(tmp_path))
+    write_run(RUNS[names[1]], tmp_path, 6.25)
+    series = series_in(tmp_path)
+    series.failed[names[2]] = "ended with exit code 1: no luck"
+    progress(series)
+    progress(series)
     first, second = said().splitlines()
     assert first.startswith(f"{names[1]}: 6.2500; 5 runs to make")
     assert second.startswith(f"{names[2]}: ended with exit code 1: no luck; ")

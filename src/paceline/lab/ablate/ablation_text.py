@@ -1,5 +1,6 @@
 """An ablation on a terminal: its arms before, a table of runs while they run, and what they say."""
 
+import contextlib
 import statistics
 import sys
 import time
@@ -16,7 +17,7 @@ from paceline.lab.ablate.arms import Plan
 from paceline.lab.ablate.outcomes import Outcome
 from paceline.lab.ablate.schedule import Series
 from paceline.metrics.console import console_on, plain_table
-from paceline.metrics.metrics_file import read_metrics
+from paceline.metrics.metrics_file import StepMetrics, read_metrics
 
 REDRAW_S = 1.0
 WIDTH = 150
@@ -60,15 +61,6 @@ class Progress:
         self.said: set[str] = set()
         self.drawn_at = -REDRAW_S
 
-    def __enter__(self) -> "Progress":
-        if self.live is not None:
-            self.live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.live is not None:
-            self.live.stop()
-
     def __call__(self, series: Series) -> None:
         if self.live is None:
             self._say(series)
@@ -96,20 +88,15 @@ class Progress:
 def _cell(series: Series, name: str) -> str:
     one = series.outcomes[name]
     if name in series.running:
-        return f"step {_steps_done(series, name):,}"
+        steps = list[StepMetrics]()
+        with contextlib.suppress(PacelineError):  # not begun, or a line that is being written
+            steps, _ = read_metrics(series.folder / name)
+        return f"step {steps[-1].step if steps else 0:,}"
     if name in series.failed:
         return "failed"
     if one.state == "finished" and one.card:
         return f"{one.card.val_loss:.4f}"
     return {"waiting": "·", "unfinished": "stopped", "refused": "not counted"}.get(one.state, one.state)
-
-
-def _steps_done(series: Series, name: str) -> int:
-    try:
-        steps, _ = read_metrics(series.folder / name)
-    except PacelineError:  # not begun, or a line that is being written
-        return 0
-    return steps[-1].step if steps else 0
 
 
 def show_ablation(ablation: Ablation, console: Console) -> None:

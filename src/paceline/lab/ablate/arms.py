@@ -8,6 +8,7 @@ whatever changes on the machine while they run meets all arms alike, and a serie
 """
 
 import functools
+import itertools
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -130,24 +131,15 @@ def make_plan(base: RunConfig, full: RunConfig, choice: Choice) -> Plan:
     if choice.base or choice.add:
         arms.append(Arm("base", "base", None, base))
     left_out = [(part.key, why) for part in wanted if (why := reasons[part.key]) is not None]
-    made = [arm for part in parts for arm in _arms_of(part, base, full, choice)]
-    arms += [arm for arm in made if isinstance(arm, Arm)]
-    left_out += [arm for arm in made if not isinstance(arm, Arm)]
-    whole = len(parts) == sum(why is None for why in reasons.values())
-    return Plan(base, full, choice, tuple(parts), tuple(arms), tuple(left_out), whole)
-
-
-def _arms_of(part: Part, base: RunConfig, full: RunConfig, choice: Choice) -> list[Arm | tuple[str, str]]:
-    """The arms of one part; a name and a reason in place of one that there cannot be."""
-    kinds: list[tuple[Kind, bool]] = [("without", choice.leave_out), ("with", choice.add)]
-    found: list[Arm | tuple[str, str]] = []
-    for kind in [kind for kind, wanted in kinds if wanted]:
+    kinds: list[Kind] = ["without"] * choice.leave_out + ["with"] * choice.add
+    for part, kind in itertools.product(parts, kinds):
         name = f"{kind}-{part.key}"
         try:
-            found.append(Arm(name, kind, part, part.without(full) if kind == "without" else part.alone(base)))
+            arms.append(Arm(name, kind, part, part.without(full) if kind == "without" else part.alone(base)))
         except ConfigError as error:
-            found.append((name, str(error)))
-    return found
+            left_out.append((name, str(error)))
+    whole = len(parts) == sum(why is None for why in reasons.values())
+    return Plan(base, full, choice, tuple(parts), tuple(arms), tuple(left_out), whole)
 
 
 def _words(config: RunConfig, scale: str) -> tuple[str, ...]:

@@ -103,7 +103,11 @@ def _effect(result: ArmResult, results: Mapping[str, ArmResult]) -> Effect | Non
         return None
     a, b = ([arm.cards[seed] for seed in seeds] for arm in (having, lacking))
     alike = len({hardware(card) for card in (*a, *b)}) == 1
-    free = result.arm.config.train.untimed_steps
+
+    def step_s(card: RunCard) -> float | None:
+        timed = card.steps - result.arm.config.train.untimed_steps
+        return card.train_s / timed if card.train_s and timed > 0 else None
+
     loss = _difference(a, b, _loss)
     assert loss is not None  # finished runs have one
     return Effect(
@@ -113,7 +117,7 @@ def _effect(result: ArmResult, results: Mapping[str, ArmResult]) -> Effect | Non
         n=len(seeds),
         loss=loss,
         time_at_equal_loss_s=_time_difference(a, b) if alike else None,
-        step_s=_difference(a, b, lambda card: _step_s(card, free)) if alike else None,
+        step_s=_difference(a, b, step_s) if alike else None,
         memory_gib=_difference(a, b, lambda card: None if card.peak_bytes is None else card.peak_bytes / GIB),
         noise=True,
         words="",
@@ -125,11 +129,6 @@ def _loss(card: RunCard) -> float:
     return card.val_loss
 
 
-def _step_s(card: RunCard, untimed_steps: int) -> float | None:
-    timed = card.steps - untimed_steps
-    return card.train_s / timed if card.train_s and timed > 0 else None
-
-
 def _difference(a: Sequence[RunCard], b: Sequence[RunCard], value: Quantity) -> Difference | None:
     with_, without = ([found for card in cards if (found := value(card)) is not None] for cards in (a, b))
     if len(with_) < len(a) or len(without) < len(b):
@@ -137,16 +136,15 @@ def _difference(a: Sequence[RunCard], b: Sequence[RunCard], value: Quantity) -> 
     return Difference(mean=with_[0] - without[0]) if len(a) == 1 else _as_difference(paired(with_, without))
 
 
-def _as_difference(estimate: Estimate) -> Difference:
-    return Difference(mean=estimate.mean, low=estimate.low, high=estimate.high, p=estimate.p)
+def _as_difference(found: Estimate | None) -> Difference | None:
+    return None if found is None else Difference(mean=found.mean, low=found.low, high=found.high, p=found.p)
 
 
 def _time_difference(a: Sequence[RunCard], b: Sequence[RunCard]) -> Difference | None:
     if len(a) < 2:  # one pair: too little for a time between evaluations
         return None
     first, second = (_curves(cards, lambda _, validation: validation.train_s) for cards in (a, b))
-    estimate = time_at_equal_loss(first, second) if first and second else None
-    return None if estimate is None else _as_difference(estimate)
+    return _as_difference(time_at_equal_loss(first, second) if first and second else None)
 
 
 def _curves(cards: Sequence[RunCard], at: Callable[[int, Validation], float]) -> list[Curve] | None:

@@ -79,7 +79,8 @@ def run_ablation(
             show_plan(plan, console)
         series = Series(folder, {one.run.name: one for one in outcomes(plan.runs, folder)})
         launch = launch or local_launch(gpus=_gpus(plan), jobs=jobs, lock=lock)
-        with Progress(plan, jobs, console) as progress:
+        progress = Progress(plan, jobs, console)
+        with progress.live or contextlib.nullcontext():
             carry_out(series, launch, jobs=jobs, keep_checkpoints=keep_checkpoints, show=progress)
         if series.stopped_by is not None:
             return series.stopped_by

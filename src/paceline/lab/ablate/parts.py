@@ -82,14 +82,12 @@ def parts_of(base: RunConfig, full: RunConfig) -> list[Part]:
         if (technique.key in before) != (technique.key in after)
         and (fields := {switch.field for switch in technique.switches} & set(differing))
     ]
-    groups = _connected(_largest(switched, after))
-    explained: list[set[str]] = [set().union(*(fields for _, fields in group)) for group in groups]
-    pieces = [([technique for technique, _ in group], names) for group, names in zip(groups, explained, strict=True)]
-    pieces.append(([], set(differing).difference(*explained)))
+    pieces = _connected(_largest(switched, after))
+    pieces.append(([], set(differing).difference(*(fields for _, fields in pieces))))
     found = [
-        _part(techniques, [change for name, change in differing.items() if name in names], after)
-        for techniques, names in pieces
-        if names
+        _part(techniques, [change for name, change in differing.items() if name in fields], after)
+        for techniques, fields in pieces
+        if fields
     ]
     return _accepted_together(found, base, full)
 
@@ -125,13 +123,14 @@ def _largest(found: list[Switched], after: frozenset[str]) -> list[Switched]:
     return [one for one in found if one in kept]
 
 
-def _connected(found: list[Switched]) -> list[list[Switched]]:
-    """Techniques that share a field, directly or through others, are one group."""
-    groups: list[list[Switched]] = []
-    for one in found:
-        touching = [group for group in groups if any(one[1] & fields for _, fields in group)]
+def _connected(found: list[Switched]) -> list[tuple[list[Technique], set[str]]]:
+    """Techniques that share a field, directly or through others, are one group, with the fields of all."""
+    groups: list[tuple[list[Technique], set[str]]] = []
+    for technique, fields in found:
+        touching = [group for group in groups if fields & group[1]]
+        members = [member for techniques, _ in touching for member in techniques]
         groups = [group for group in groups if group not in touching]
-        groups.append([member for group in touching for member in group] + [one])
+        groups.append(([*members, technique], fields.union(*(others for _, others in touching))))
     return groups
 
 

@@ -98,7 +98,7 @@ def board(
     if known is None:
         remarks.append(f"track {name!r} has no rules on record, so those of most of its runs are taken")
     rules = known.rules if known else _commonest(runs)
-    breaches = {run: _breach(_rules_of(run), rules) or _head_start(run) for run in runs}
+    breaches = {run: _breach(run, rules) for run in runs}
     broken = [LeftOut(run=run.label, why=why) for run, why in breaches.items() if why]
     groups = groups_of((run for run, why in breaches.items() if not why), by_machine=True, remade=remade)
     rows = [_row(group, goal) for group in groups if group.runs]
@@ -114,12 +114,12 @@ def board(
 
 def _only_track(found: Sequence[StoredRun], folders: Sequence[Path]) -> str:
     names = sorted({run.card.track for run in found if run.card.track is not None})
-    if len(names) == 1:
-        return names[0]
     where = ", ".join(map(str, folders))
-    if names:
+    if not names:
+        raise RunError(f"{where}: no run names a track; train one with --track NAME")
+    if len(names) > 1:
         raise UserError(f"{where}: has runs of {len(names)} tracks ({', '.join(names)}); choose one with --track")
-    raise RunError(f"{where}: no run names a track; train one with --track NAME")
+    return names[0]
 
 
 def _rules_of(run: StoredRun) -> Rules | None:
@@ -143,17 +143,13 @@ def _commonest(runs: Sequence[StoredRun]) -> Rules:
     return counted.most_common(1)[0][0]
 
 
-def _breach(found: Rules | None, rules: Rules) -> str:
-    """Every rule that was not kept, with both values; empty if all were."""
-    if found is None:
+def _breach(run: StoredRun, rules: Rules) -> str:
+    """Every rule that was not kept, with both values, or a head start; empty if all were."""
+    if (found := _rules_of(run)) is None:
         return "its config.json does not say by which rules it ran; the file is damaged"
-    return "; ".join(
-        f"{change.field.replace('_', ' ')} is {change.after}, the track's is {change.before}"
-        for change in changes(rules, found)
-    )
-
-
-def _head_start(run: StoredRun) -> str:
+    if broken := changes(rules, found):
+        named = [(change.field.replace("_", " "), change) for change in broken]
+        return "; ".join(f"{name} is {change.after}, the track's is {change.before}" for name, change in named)
     origin = run.card.init_from
     return "" if origin is None else f"began with the weights of {origin}; a track's runs begin with none"
 
