@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -40,8 +40,8 @@ def plain_table(*headings: str, **options: Any) -> Table:
     """Columns by heading; one that starts with > holds numbers."""
     table = Table(box=None, pad_edge=False, **options)
     for heading in headings:
-        justify: Literal["left", "right"] = "right" if heading.startswith(">") else "left"
-        table.add_column(heading.removeprefix(">"), justify=justify, overflow="fold")
+        is_number = heading.startswith(">")
+        table.add_column(heading.removeprefix(">"), justify="right" if is_number else "left", overflow="fold")
     return table
 
 

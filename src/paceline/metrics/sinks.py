@@ -85,17 +85,15 @@ class CallbackSink:
     def close(self) -> None: ...
 
 
-def _to_stderr(line: str) -> None:
-    tell(line, sys.stderr)
-
-
 class FanOut:
     """All sinks as one."""
 
     name = "all sinks"
     required = True
 
-    def __init__(self, sinks: Iterable[Sink], warn: Callable[[str], None] = _to_stderr) -> None:
+    def __init__(
+        self, sinks: Iterable[Sink], warn: Callable[[str], None] = lambda line: tell(line, sys.stderr)
+    ) -> None:
         self._sinks, self._warn = list(sinks), warn
         self.dropped: list[str] = []  # the message of each that failed
 

@@ -97,9 +97,8 @@ def extract_documents() -> list[str]:
         if fresh:
             documents.append("\n\n".join(fresh) + "\n")
     if not documents:
-        raise DataError(
-            f"{root}: no docstrings there (a Python without its sources); give --data.dir a folder of shards"
-        )
+        cure = "give --data.dir a folder of shards"
+        raise DataError(f"{root}: no docstrings there (a Python without its sources); {cure}")
     return documents
 
 

@@ -64,9 +64,8 @@ class PrepareConfig:
         if self.skip_bad and self.on_bad_text == "replace":
             raise ConfigError("--skip-bad leaves bad text out, --on-bad-text replace keeps it; give one of them")
         if self.ids_of is not None and (self.tokenizer not in ("gpt2", self.ids_of) or self.ids_of.startswith("bpe-")):
-            raise ConfigError(
-                f"--ids-of {self.ids_of}: names the tokenizer by itself, gpt2, bytes or a folder; leave out --tokenizer"
-            )
+            own = "names the tokenizer by itself, gpt2, bytes or a folder"
+            raise ConfigError(f"--ids-of {self.ids_of}: {own}; leave out --tokenizer")
         if self.document_separator is not None:
             compile_separator(self.document_separator)
         check_encoding(self.encoding)

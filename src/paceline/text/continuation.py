@@ -144,10 +144,9 @@ def _make_tokenizer(
 
 def _training_text(config: PrepareConfig, sources: list[Source], split: ValSplit, reader: Reader) -> list[bytes]:
     if any(source.only_once for source in sources):
-        raise ConfigError(
-            f"--tokenizer {config.tokenizer} is trained on the text first, but standard input can be read only once; "
-            f"give a file, or --tokenizer gpt2, bytes or a folder that carries one"
-        )
+        why = "is trained on the text first, but standard input can be read only once"
+        cure = "give a file, or --tokenizer gpt2, bytes or a folder that carries one"
+        raise ConfigError(f"--tokenizer {config.tokenizer} {why}; {cure}")
     texts: list[bytes] = []
     size = 0
     for piece in reader.pieces(sources, split):

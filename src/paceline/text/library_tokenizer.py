@@ -147,7 +147,6 @@ def _end_of_text(path: Path, ids: dict[str, int]) -> int:
         if word in ids:
             return ids[word]
     if (usual := next((word for word in USUAL_ENDS if word in ids), None)) is None:
-        raise DataError(
-            f"{path}: no token of it is known to end a text; name it as eos_token in a tokenizer_config.json beside it"
-        )
+        cure = "name it as eos_token in a tokenizer_config.json beside it"
+        raise DataError(f"{path}: no token of it is known to end a text; {cure}")
     return ids[usual]

@@ -399,9 +399,8 @@ class Reader:
         """Ids, side by side. Documents that end-of-text closes, as nanoGPT's, become ones that it opens."""
         sides: tuple[Side, ...] = ("train", "val")
         for side in sides:
-            blocks = itertools.chain.from_iterable(
-                self._id_blocks(source, tokenizer) for source in sources if source.side == side
-            )
+            here = [source for source in sources if source.side == side]
+            blocks = itertools.chain.from_iterable(self._id_blocks(source, tokenizer) for source in here)
             first, closes = True, False
             for ids, following in itertools.pairwise(itertools.chain(blocks, [None])):
                 assert ids is not None

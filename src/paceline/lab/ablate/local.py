@@ -43,10 +43,8 @@ def jobs_at_a_time(plan: Plan, wanted: int | None, *, local: bool = True) -> int
         raise ConfigError(f"--jobs {wanted} must be at least 1")
     gpus = _gpus(plan) if local else []
     if gpus and wanted is not None and wanted > len(gpus):
-        raise ConfigError(
-            f"--jobs {wanted} exceeds the {len(gpus)} GPUs here, and runs do not share one; use --jobs {len(gpus)}, or "
-            f"--train.device cpu"
-        )
+        cure = f"use --jobs {len(gpus)}, or --train.device cpu"
+        raise ConfigError(f"--jobs {wanted} exceeds the {len(gpus)} GPUs here, and runs do not share one; {cure}")
     return wanted or (max(1, len(gpus)) if local else len(plan.runs))
 
 

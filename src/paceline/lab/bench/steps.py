@@ -14,6 +14,7 @@ import json
 import shutil
 import statistics
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from paceline.core.signals import StopRequest
@@ -28,7 +31,6 @@ from paceline.core.units import BLOCK_TOKENS
 from paceline.lab.bench.classes import Sizes
 from paceline.lab.bench.gemm import Marks, floor_s
 from paceline.lab.bench.gpu_telemetry import GpuSample, sample_gpu
-from paceline.lab.bench.no_comm import no_communication
 from paceline.lab.bench.schedule import Point, mean_over, points_of
 from paceline.lab.bench.trace import PHASE_RANGES, STEPS_RANGE, Profile, read_trace, shares, top_kernels
 from paceline.metrics.memory import peak_bytes
@@ -52,6 +54,11 @@ FIGURES_OF_TIMES = ("step_s", "tokens_per_s", "mfu", "peak_gib", "peak_gib_as_ti
 the timed steps were larger and starts are measured); `peak_gib_as_timed`: of the timed steps. Communication, as in a
 plan: what a step would not take if all exchanges took none, that is transfers that no computation hides, waiting for
 slower ranks, and the cost of starting exchanges."""
+
+EXCHANGES = ("all_reduce", "all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor",
+             "reduce_scatter_single", "all_to_all_single")  # fmt: skip
+"""All that ranks do together in a step, ours and torch's own shards alike; but for halos, which are pairs of sends. Of
+gathers and scatters the second name is the one since torch 2.13."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,7 @@ class Steps:
         if self.ranks.world > 1:
             dist.all_reduce(torch.zeros((), device=self.device))  # later nobody may wait for a rank that is late
             self._wait()
-        with sample_gpu(self.device) as gpu, contextlib.nullcontext() if exchange else no_communication():
+        with sample_gpu(self.device) as gpu, contextlib.nullcontext() if exchange else _no_communication():
             self._take(chosen[0].step)  # so that the host is ahead when the clock starts
             marks = Marks(self.device)
             for point in chosen:
@@ -144,6 +151,36 @@ class Steps:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
+
+
+class _Done:
+    """The work of an exchange that was over when it began."""
+
+    def __init__(self, received: Tensor) -> None:
+        self._received = received
+
+    def wait(self) -> bool:
+        return True
+
+    def get_future(self) -> Future[list[Tensor]]:
+        future: Future[list[Tensor]] = Future()
+        future.set_result([self._received])
+        return future
+
+
+def _at_once(*tensors: Tensor, async_op: bool = False, **named: Any) -> _Done | None:
+    """In all of them what is received comes first, if it is not given by name."""
+    received = tensors[0] if tensors else next(named[name] for name in ("output", "output_tensor") if name in named)
+    return _Done(received) if async_op else None
+
+
+@contextlib.contextmanager
+def _no_communication() -> Iterator[None]:
+    """While the block runs, every exchange is over at once and moves nothing: what a rank would have received is
+    whatever lay there. It waits for nobody and computes as much as before, on numbers that mean nothing any more."""
+    replaced: dict[str, Any] = {name: _at_once for name in EXCHANGES if hasattr(dist, name)}
+    with patch.multiple(dist, **replaced, batch_isend_irecv=lambda _: []):
+        yield
 
 
 def _keep(source: Path, destination: Path) -> None:

@@ -83,10 +83,8 @@ class Looks:
         """Write the looks; remarks about them."""
         found = list(self.remarks)
         if self.planned is None and any(self.questions[key].planned is None for key in self.asked):
-            found.append(
-                "no number of runs was planned: to stop or go on because of this p is optional stopping; give "
-                "--planned N at the first look"
-            )
+            unplanned = "no number of runs was planned: to stop or go on because of this p is optional stopping"
+            found.append(f"{unplanned}; give --planned N at the first look")
         try:
             write_json(self.folder / LOOKS_FILE, to_dict(LooksFile(questions=tuple(self.questions.values()))))
         except OSError as error:

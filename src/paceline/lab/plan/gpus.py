@@ -74,10 +74,8 @@ class Cluster(Limited, prefix="--"):
             raise ConfigError(f"--gpu {self.gpu} is not in the table; {hint}")
         if self.gpus > self.gpus_per_node and self.gpus % self.gpus_per_node:
             fits = self.gpus // self.gpus_per_node * self.gpus_per_node
-            raise ConfigError(
-                f"--gpus {self.gpus:,} does not fill nodes of {self.gpus_per_node}; use {fits:,} or "
-                f"{fits + self.gpus_per_node:,}, or another --gpus-per-node"
-            )
+            cure = f"use {fits:,} or {fits + self.gpus_per_node:,}, or another --gpus-per-node"
+            raise ConfigError(f"--gpus {self.gpus:,} does not fill nodes of {self.gpus_per_node}; {cure}")
 
     @property
     def kind(self) -> Gpu:

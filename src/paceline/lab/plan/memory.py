@@ -17,7 +17,6 @@ GIB = 2**30
 
 
 def memory(at: Setting) -> Memory:
-    """Of a step."""
     return step_memory(at.config.model, at.config.optim, at.share, _execution(at))
 
 
@@ -67,10 +66,8 @@ def remedy(at: Setting) -> str:
             if fits(_changed(here, values)):
                 return f"{gpu}{flags_of(values)}".strip()
     least = min(peak_gib(_changed(at, values)) for values in _savings(at))
-    return (
-        f"a smaller model or a shorter --batch.sequence-tokens: with every saving it still takes {least:,.0f} GiB, "
-        "which no GPU of the table has"
-    )
+    lacking = f"with every saving it still takes {least:,.0f} GiB, which no GPU of the table has"
+    return f"a smaller model or a shorter --batch.sequence-tokens: {lacking}"
 
 
 def flags_of(values: Mapping[str, Any]) -> str:

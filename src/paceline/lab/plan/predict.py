@@ -129,10 +129,8 @@ def _check(at: Setting) -> None:
     for batch in (each for each in batches_of(at.config) if each.sequences % runs):
         fewer = next(n for n in range(min(runs, batch.sequences), 0, -1) if batch.sequences % n == 0)
         more = math.ceil(batch.sequences / runs) * runs * batch.sequence_tokens
-        raise ConfigError(
-            f"--gpus {gpus:,} cannot share {batch.sequences:,} sequences of {batch.sequence_tokens:,} tokens equally; "
-            f"use --gpus {fewer * parts:,}, or --batch.tokens {more}"
-        )
+        cure, length = f"use --gpus {fewer * parts:,}, or --batch.tokens {more}", f"{batch.sequence_tokens:,} tokens"
+        raise ConfigError(f"--gpus {gpus:,} cannot share {batch.sequences:,} sequences of {length} equally; {cure}")
     on, kind, elsewhere = f"cannot be used on {at.cluster.gpu}", at.cluster.kind, "these kernels are for Hopper"
     if at.profile == "fast" and not kind.own_kernels:
         raise ConfigError(f"--profile fast {on}: {elsewhere}; leave it out")
