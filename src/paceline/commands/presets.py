@@ -95,19 +95,15 @@ def _shown(value: object) -> str:
 def schedule(argv: Sequence[str]) -> int:
     words = [word for word in argv if word != "--json"]
     config = parse_arguments(words, base_config(words), verb="schedule", description=SCHEDULE_HELP).config
-    rows = _stretches(config)
+    steps = (settings_of(config, step) for step in range(config.steps))
+    parts = itertools.groupby(steps, lambda at: (at.stage, at.sequences, at.windows, at.loss_weights))
+    rows = [_stretch(config, part[0], part[-1]) for part in (list(group) for _, group in parts)]
     return answer(rows, lambda: _show_schedule(config, rows), as_json="--json" in argv)
 
 
-def _stretches(config: RunConfig) -> list[dict[str, Any]]:
-    """A row for each stretch of steps in which nothing but rates and momentum changes."""
-    steps = (settings_of(config, step) for step in range(config.steps))
-    parts = itertools.groupby(steps, lambda at: (at.stage, at.sequences, at.windows, at.loss_weights))
-    return [_stretch(config, part[0], part[-1]) for part in (list(group) for _, group in parts)]
-
-
 def _stretch(config: RunConfig, first: StepSettings, last: StepSettings) -> dict[str, Any]:
-    """Stages count from 1, steps from 0; pairs are values at the first and at the last step."""
+    """A row for steps in which nothing but rates and momentum changes. Stages count from 1, steps from 0; pairs are
+    values at the first and at the last step."""
     return {
         "stage": first.stage + 1,
         "first": first.step,

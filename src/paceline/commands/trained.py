@@ -73,7 +73,10 @@ def sample(argv: Sequence[str]) -> int:
     from paceline.evaluate.generate import text_stream
     from paceline.evaluate.load import load_run
 
-    prompt = _from_standard_input() if arguments.prompt == "-" else arguments.prompt
+    try:
+        prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    except UnicodeDecodeError as error:
+        raise UserError(f"--prompt -: standard input is not valid text ({error.reason}); give UTF-8") from None
     load_plugins_for(arguments.run, arguments.plugin)
     run = load_run(arguments.run)
     model, sampling, windows = run.model, arguments.sampling, run.windows
@@ -88,13 +91,6 @@ def sample(argv: Sequence[str]) -> int:
             return 0
     print()
     return 0
-
-
-def _from_standard_input() -> str:
-    try:
-        return sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise UserError(f"--prompt -: standard input is not valid text ({error.reason}); give UTF-8") from None
 
 
 def serve(argv: Sequence[str]) -> int:

@@ -110,6 +110,9 @@ def step_memory(model: ModelConfig, optim: OptimConfig, share: BatchConfig, how:
         blocks, block = tokens * sum(each * count for each, count in kept) + cast_weights, 0.0
     lm_head, micro_batches = find("lm_head", how.lm_head), share.sequences // share.micro_sequences
     slots, update, gradients = _optimizer(model, optim, share, how)
+    widest = max((layer for layer, _ in model.layer_kinds), key=lambda layer: layer.mlp_width)
+    # gradients in a block: of the MLP's hidden width as many as it keeps, and four of the stream's
+    in_flight = find("mlp", how.mlp).kept(replace(at, layer=widest)) + 4 * _stream(model)
     ids = 24 * share.tokens  # int32 and int64, one batch ahead
     return Memory(
         weights=describe(model).nbytes() // how.shards + _rotary(model) + ids,
@@ -120,7 +123,7 @@ def step_memory(model: ModelConfig, optim: OptimConfig, share: BatchConfig, how:
         activations=int(blocks) + tokens * _ends_per_token(at, how),
         head_kept=int(lm_head.kept(at)),
         head=int(lm_head.beyond(at)),
-        block=int(block) + int(tokens * _backward_per_token(at, how)),
+        block=int(block) + int(tokens * in_flight),
         update=update // how.shards,
         micro_batches=micro_batches,
         compiled=how.compiled,
@@ -233,9 +236,3 @@ def _ends_per_token(at: Kept, how: Execution) -> int:
     if how.recompute and model.value_path == "residual":
         value_rows += max(shape.v_width for shape in model.attending)
     return 16 + embedding + skip + value_rows * at.compute_bytes + _norm(at)
-
-
-def _backward_per_token(at: Kept, how: Execution) -> float:
-    """Gradients in flight in a block: of the MLP's hidden width as many as it keeps, and four of the stream's."""
-    widest = max((layer for layer, _ in at.model.layer_kinds), key=lambda layer: layer.mlp_width)
-    return find("mlp", how.mlp).kept(replace(at, layer=widest)) + 4 * _stream(at.model)

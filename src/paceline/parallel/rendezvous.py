@@ -58,19 +58,15 @@ def joined(ranks: Ranks, device: torch.device, facts: Facts, config: ParallelCon
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and not re.search(LOST, str(error)):
             raise
-        lost = _lost_rank(error, ranks, config.timeout_s)
+        late = f"it was silent for {config.timeout_s:g} s, --parallel.timeout-s"
+        reason = late if re.search("imed out|timeout", str(error)) else _plain(error)
+        lost = LostRankError(f"{ranks} lost another rank ({reason}); what was saved goes on with --resume")
         settle(lost, store, ranks)
         raise lost from error
     # A DDP wrapper left in a cycle would hold the group last and end it under Python's lock, for which a thread of the
     # group may be waiting: both then wait for ever.
     gc.collect()
     dist.destroy_process_group()  # not after an error: it could wait for a collective that never ends
-
-
-def _lost_rank(error: RuntimeError, ranks: Ranks, timeout_s: float) -> LostRankError:
-    late = f"it was silent for {timeout_s:g} s, --parallel.timeout-s"
-    reason = late if re.search("imed out|timeout", str(error)) else _plain(error)
-    return LostRankError(f"{ranks} lost another rank ({reason}); what was saved goes on with --resume")
 
 
 def _plain(error: Exception) -> str:

@@ -110,11 +110,7 @@ def _band(group: Group[Run], curves: Sequence[tuple[Columns, Column]]) -> Band |
 
 def wall_parts(group: Group[Run]) -> list[float | None]:
     """Seconds of each of PARTS, mean over the runs that count; None where there is no mean or the cards do not say."""
-
-    def mean_of(part: int) -> float | None:
-        return mean_time(group, lambda run: _parts(run)[part])
-
-    return [mean_of(part) for part in range(len(PARTS))]
+    return [mean_time(group, lambda run, part=part: _parts(run)[part]) for part in range(len(PARTS))]
 
 
 def _parts(run: Run) -> tuple[float | None, ...]:
@@ -196,8 +192,7 @@ def _planned(run: Run, points: int) -> dict[str, tuple[Column, Column]]:
 
 
 def _settings_at(run: RunConfig, step: int) -> dict[str, float]:
-    names = {"short": "window"}
-    windows = {names.get(kind, f"window-{kind}"): tokens for kind, tokens in windows_at(run, step).items()}
+    windows = {"window" if kind == "short" else f"window-{kind}": n for kind, n in windows_at(run, step).items()}
     batch = tokens_before(run, step + 1) - tokens_before(run, step)
     return {**windows, "batch": batch, "momentum": muon_momentum(step, run.steps, run.optim.muon)}
 

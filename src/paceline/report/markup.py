@@ -70,12 +70,9 @@ def stacked(headings: Sequence[str], rows: Iterable[tuple[Node, Sequence[Node]]]
 
 def scrolling(headings: Sequence[str], rows: Iterable[Sequence[Node]], *, label: str, named: bool = False) -> Markup:
     """In a box that the keyboard can scroll, too. `named`: the first cell of a row is its name and stays in view."""
-    first = "th" if named else "td"
+    first, scope = ("th", "row") if named else ("td", None)
     body = [
-        element(
-            "tr", element(first, row[0], scope="row" if named else None), *(element("td", cell) for cell in row[1:])
-        )
-        for row in rows
+        element("tr", element(first, row[0], scope=scope), *(element("td", cell) for cell in row[1:])) for row in rows
     ]
     table = element("table", _head(headings), element("tbody", *body))
     return element("div", table, class_="scroll", tabindex="0", role="region", aria_label=label)

@@ -41,9 +41,6 @@ SECTIONS: dict[str, Callable[[Subject], list[Node]]] = {
 LIVE_ORDER = sorted(SECTIONS, key=["about", "running", "warnings", "results", "curves", *SECTIONS].index)
 """Of the live page: what runs now and its curves come first."""
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-
-
-CURE = "paceline report --self-contained makes one file with everything in it"
 LINKED_POLICY = POLICY.replace("script-src", "script-src 'self' file:")
 
 
@@ -99,7 +96,8 @@ def render(
         element("title", f"{title} · paceline"),
         element("style", Markup(asset("report.css"))),
     )
-    lacking = f"The charts need {library}, which is not there. The tables have the losses; {CURE}."
+    cure = "paceline report --self-contained makes one file with everything in it"
+    lacking = f"The charts need {library}, which is not there. The tables have the losses; {cure}."
     missing = None if library is None else element("p", lacking, id="no-charts", class_="unfinished", hidden=True)
     main = element("main", missing, *(element("section", part, id=f"part-{name}") for name, part in sections.items()))
     script = [

@@ -62,7 +62,15 @@ class Subject:
 
     @cached_property
     def groups(self) -> list[Group[Run]]:
-        return labelled_groups(self.runs)
+        """Of like runs, each with a label that no other has."""
+        groups = groups_of(self.runs)
+        names, taken, found = differing(groups), Counter[str](), []
+        stems = [_stem(group) for group in groups]
+        own = [stem or _label(group, names) for stem, group in zip(_unmistakable(stems, groups), groups, strict=True)]
+        for group, label in zip(groups, _without_shared(own), strict=True):
+            taken[label] += 1
+            found.append(replace(group, label=f"{label} ({taken[label]})" if taken[label] > 1 else label))
+        return found
 
     @property
     def only(self) -> Run | None:
@@ -117,17 +125,6 @@ def load_run(folder: Path, read_curves: Callable[[], Curves], *, arm: str | None
     """The run in `folder` under its card's name, or a RunError that names the damaged file."""
     one = read_run(folder)
     return Run(**{**vars(one), "label": one.card.name, "arm": arm}, curves=read_curves())
-
-
-def labelled_groups(runs: Sequence[Run]) -> list[Group[Run]]:
-    groups = groups_of(runs)
-    names, taken, found = differing(groups), Counter[str](), []
-    stems = [_stem(group) for group in groups]
-    own = [stem or _label(group, names) for stem, group in zip(_unmistakable(stems, groups), groups, strict=True)]
-    for group, label in zip(groups, _without_shared(own), strict=True):
-        taken[label] += 1
-        found.append(replace(group, label=f"{label} ({taken[label]})" if taken[label] > 1 else label))
-    return found
 
 
 def differing(groups: Sequence[Group[Run]]) -> list[str]:

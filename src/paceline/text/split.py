@@ -107,16 +107,11 @@ class Sides:
         if len(text) <= self.left:
             self.left -= len(text)
             return [(self.side, text)]
-        place = place_to_cut(text, self.left, self.split.cut_bytes // 4)
+        end_of_line = text.find(b"\n", self.left, self.left + self.split.cut_bytes // 4)
+        place = end_of_line + 1 if end_of_line >= 0 else self.left + cut_in_line(text[self.left :])
         self.side, self.left = "val", None
         parts: list[tuple[Side, bytes]] = [("train", text[:place]), ("val", text[place:])]
         return [part for part in parts if part[1]]
-
-
-def place_to_cut(text: bytes, start: int, reach: int) -> int:
-    """A place from `start` on: after a line if one ends within `reach`, else where `cut_in_line` finds one."""
-    end_of_line = text.find(b"\n", start, start + reach)
-    return end_of_line + 1 if end_of_line >= 0 else start + cut_in_line(text[start:])
 
 
 def cut_in_line(line: bytes) -> int:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 
-from paceline.analysis.ablation import Ablation, Bar, Difference, Effect
+from paceline.analysis.ablation import Ablation, Bar, Difference
 from paceline.core.errors import PacelineError
 from paceline.core.units import human_seconds
 from paceline.lab.ablate.arms import Plan
@@ -100,21 +99,17 @@ def _cell(series: Series, name: str) -> str:
 
 
 def show_ablation(ablation: Ablation, console: Console) -> None:
-    console.print(_effects_table(ablation.effects))
-    for line in [*_waterfall_lines(ablation.waterfall), "", *_closing_lines(ablation)]:
-        console.print(line, highlight=False)
-
-
-def _effects_table(effects: Iterable[Effect]) -> Table:
     headings = ("part", "compared", ">loss", ">p (Holm)", ">s to equal loss", ">s a step", ">GiB")
     table = plain_table(*headings, title="with the part minus without it; 95 % interval", title_justify="left")
-    for effect in effects:
+    for effect in ablation.effects:
         p = effect.loss.p_holm
         noise = "–" if p is None else f"{p:.2g} noise" if effect.noise else f"{p:.2g}"
         how = "left out" if effect.kind == "leave-one-out" else "added"
         costs = ((effect.time_at_equal_loss_s, 1), (effect.step_s, 3), (effect.memory_gib, 3))
         table.add_row(effect.technique, how, _cell_of(effect.loss, 4), noise, *(_cell_of(*cost) for cost in costs))
-    return table
+    console.print(table)
+    for line in [*_waterfall_lines(ablation.waterfall), "", *_closing_lines(ablation)]:
+        console.print(line, highlight=False)
 
 
 def _cell_of(difference: Difference | None, digits: int) -> str:

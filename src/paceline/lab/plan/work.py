@@ -185,33 +185,25 @@ def _crossings(at: Setting, kind: str, widths_per_token: float) -> Work:
 
 
 def optimizer(at: Setting) -> list[Work]:
-    """Groups that do not move at every step, by their share of the steps."""
+    """Of this GPU's share. Groups that do not move at every step count by their share of the steps."""
     crossed = 0.0
     for kind in moved_of(at):
         ranks = at.cluster.gpus if kind.is_dense_table and at.config.parallel.zero1 else 1
         update = kind.rule.crossed_bytes(kind.shape, kind.element_bytes, at.tokens * at.cluster.gpus)
         crossed += kind.count * update / kind.group.every / ranks
     work = [Work("optimizer", "memory", crossed / at.bytes_per_s)]
-    for (rows, columns), count in orthogonal_shapes(at.config).items():
-        work += _orthogonalised(at, rows, columns, count)
+    for shape, count in orthogonal_shapes(at.config).items():
+        mine, (small, large) = -(-count // at.cluster.gpus) if at.shares_matrices else count, sorted(shape)
+        flops = mine * at.config.optim.muon.ns_steps * (4 * small**2 * large + 2 * small**3)
+        batch = mine if at.profile == "fast" else 1  # matrices at once: one by one in the scripts, as one batch in ours
+        busy = min(1.0, batch * (-(-small // TILE)) ** 2 / PROCESSORS)
+        work.append(Work("optimizer", "newton_schulz", flops / (busy * at.flops_per_s)))
+        work.append(Work("optimizer", "fixed", LAUNCH_S * LAUNCHES_PER_MATRIX * mine / batch))
     return work
 
 
 def moved_of(at: Setting) -> list[Moved]:
     return list(moved(at.config.model, at.config.optim))
-
-
-def _orthogonalised(at: Setting, rows: int, columns: int, count: int) -> list[Work]:
-    """Newton–Schulz of this GPU's share of `count` matrices: one by one in the scripts, as one batch in ours."""
-    mine = -(-count // at.cluster.gpus) if at.shares_matrices else count
-    small, large = sorted((rows, columns))
-    flops = mine * at.config.optim.muon.ns_steps * (4 * small**2 * large + 2 * small**3)
-    batch = mine if at.profile == "fast" else 1
-    busy = min(1.0, batch * (-(-small // TILE)) ** 2 / PROCESSORS)
-    return [
-        Work("optimizer", "newton_schulz", flops / (busy * at.flops_per_s)),
-        Work("optimizer", "fixed", LAUNCH_S * LAUNCHES_PER_MATRIX * mine / batch),
-    ]
 
 
 def orthogonal_shapes(config: RunConfig) -> Counter[tuple[int, int]]:

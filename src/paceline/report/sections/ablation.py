@@ -9,7 +9,6 @@ from paceline.report.summary_text import p_value
 HEADINGS = (
     "Technique", "Kind", "Seeds", "Δ loss", "95 % interval", "p (Holm)", "Δ time at equal loss", "Δ step", "Δ memory",
 )  # fmt: skip
-INDICATIVE = "Indicative only ({}): it settles no claim about the full size."
 SIGNS = "Each Δ is with the technique minus without it, so a negative Δ loss helps. p is corrected for their number."
 
 
@@ -21,10 +20,11 @@ def _ablation(number: int, ablation: Ablation) -> list[Node]:
     scale = "" if ablation.scale is None else f" at scale {ablation.scale}"
     seeds = f"seeds {', '.join(map(str, ablation.seeds))} in every arm"
     made = f"{ablation.steps:,} steps{scale}, {seeds}, {ablation.hardware}, {ablation.made[:10]}."
+    indicative = f"Indicative only ({ablation.why_indicative}): it settles no claim about the full size."
     return [
         element("h2", f"What each technique does: {ablation.title}"),
         element("p", made, class_="quiet"),
-        element("p", INDICATIVE.format(ablation.why_indicative), class_="unfinished") if ablation.indicative else None,
+        element("p", indicative, class_="unfinished") if ablation.indicative else None,
         *_waterfall(number, ablation),
         *_effects(number, ablation),
         *(element("p", f"Without an arm: {one.arm} {one.why}.", class_="quiet small") for one in ablation.left_out),

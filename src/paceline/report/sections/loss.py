@@ -18,6 +18,11 @@ def loss(subject: Subject) -> list[Node]:
     if not any(len(run.curves.steps["step"]) or len(run.curves.evals["step"]) for run in subject.runs):
         return [element("h2", "Loss"), element("p", "Nothing is recorded yet.", class_="quiet")]
     drawn = element("div", id="loss", class_="chart", role="img", aria_label="Loss curves; the tables have the values")
+    several = any(len(group.members) > 1 for group in subject.groups)
+    switches = [
+        element("label", element("input", type="checkbox", id=name), text, class_="switch")
+        for name, text in {"whole": "Show the whole range", **({"each": "Show each run"} if several else {})}.items()
+    ]
     return [
         element("h2", "Loss"),
         element(
@@ -25,29 +30,20 @@ def loss(subject: Subject) -> list[Node]:
             _tabs(),
             element("div", drawn, id="loss-panel", role="tabpanel", aria_labelledby="axis-step"),
             element("div", id="legend", role="group", aria_label="Groups shown") if not subject.only else None,
-            *_switches(subject),
+            *switches,
             class_="panel",
         ),
-        element("p", _how_drawn(subject), class_="quiet small"),
+        element("p", _how_drawn(subject, several), class_="quiet small"),
         element("noscript", element("p", "The charts need JavaScript; the tables have the validation losses.")),
     ]
 
 
-def _switches(subject: Subject) -> list[Markup]:
-    whole = element("input", type="checkbox", id="whole")
-    switches = [element("label", whole, "Show the whole range", class_="switch")]
-    if any(len(group.members) > 1 for group in subject.groups):
-        each = element("input", type="checkbox", id="each")
-        switches.append(element("label", each, "Show each run", class_="switch"))
-    return switches
-
-
-def _how_drawn(subject: Subject) -> str:
+def _how_drawn(subject: Subject, several: bool) -> str:
     said = [
         "The training loss is smoothed; marks are validations. The frame is that of the losses after the first "
         f"{100 * START_SHARE:.0f}\u00a0% of a run, without outliers."
     ]
-    if any(len(group.members) > 1 for group in subject.groups):
+    if several:
         said.append(
             "Of a group its mean is drawn, with a band from the lowest to the highest of its finished runs; thin lines "
             "are runs that are not in the mean."
@@ -107,17 +103,16 @@ def evaluations(subject: Subject) -> list[Node]:
     if not judged:
         return []
     headings = ("Run", "What", "Step", "Figures")
-    rows = [[run.label, f"{KINDS[one.kind]} {one.name}", f"{one.step:,}", _figures(one)] for run, one in judged]
+    rows = []
+    for run, one in judged:
+        said = ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in one.figures.items())
+        rows.append([run.label, f"{KINDS[one.kind]} {one.name}", f"{one.step:,}", said])
     places = [_places(run, one) for run, one in judged if one.positions]
     return [
         element("h2", "Judged after training"),
         *folded(f"{len(rows)} evaluations", [scrolling(headings, rows, label="Evaluations")]),
         *folded("Loss by place in the document", places),
     ]
-
-
-def _figures(one: Evaluation) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in one.figures.items())
 
 
 def _number(value: Any) -> str:
