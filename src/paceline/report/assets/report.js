@@ -2,12 +2,7 @@
 // The live page calls page.show with new data; what the reader has chosen (axis, groups, switches) stays.
 "use strict";
 const page = (() => {
-  const AXES = {
-    step: { title: "Steps", scale: () => [1, ""] },
-    tokens: { title: "Training tokens", scale: () => [1, ""] },
-    train: { title: "Train time", scale: timeUnit },
-    wall: { title: "Wall time", scale: timeUnit },
-  };
+  const AXES = { step: "Steps", tokens: "Training tokens", train: "Train time", wall: "Wall time" };
   const PALETTE = 9; // --run-0 to --run-8
   const SYMBOLS = ["circle", "diamond", "square", "triangle-up", "star", "cross"];
   const FENCE = 1.5; // interquartile ranges beyond the quartiles: what lies further away does not stretch the frame
@@ -33,16 +28,15 @@ const page = (() => {
     return found.map((line) => plain(line.trim()));
   }
 
-  function timeUnit(seconds) {
-    if (seconds > 3 * 3600) return [3600, " (h)"];
-    return seconds > 600 ? [60, " (min)"] : [1, " (s)"];
+  function unitOf(axis, largest) {
+    if (axis === "step" || axis === "tokens") return [1, ""];
+    return largest > 3 * 3600 ? [3600, " (h)"] : largest > 600 ? [60, " (min)"] : [1, " (s)"];
   }
   function scaled() {
     const ends = data.runs.flatMap((run) => [run.x[chosen.axis].at(-1) ?? 0, run.val.x[chosen.axis].at(-1) ?? 0]);
     const largest = Math.max(1, ...ends);
-    const { title, scale } = AXES[chosen.axis];
-    const [unit, suffix] = scale(largest);
-    return { title: title + suffix, range: [-0.01 * largest / unit, 1.01 * largest / unit],
+    const [unit, suffix] = unitOf(chosen.axis, largest);
+    return { title: AXES[chosen.axis] + suffix, range: [-0.01 * largest / unit, 1.01 * largest / unit],
       of: (x) => x[chosen.axis].map((v) => (v === null ? null : v / unit)) };
   }
 
