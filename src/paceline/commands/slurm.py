@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, optional_module
 from paceline.settings.parallel import SlurmConfig
 
 
@@ -58,8 +58,4 @@ class SlurmChild:
 
 
 def _submitit() -> Any:
-    try:
-        import submitit
-    except ImportError:
-        raise UserError("--launch slurm needs submitit: pip install 'paceline[slurm]'") from None
-    return submitit
+    return optional_module("submitit", UserError("--launch slurm needs submitit: pip install 'paceline[slurm]'"))

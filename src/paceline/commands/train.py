@@ -334,7 +334,6 @@ def _extended(config: RunConfig, folder: RunFolder, argv: Sequence[str]) -> RunC
 
 
 def _value_of(flag: str, argv: Sequence[str]) -> str | None:
-    """The last value given to a flag."""
     return next(reversed(_values_of(flag, argv)), None)
 
 

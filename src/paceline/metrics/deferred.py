@@ -40,7 +40,6 @@ class DeferredMetrics:
             self._write_oldest()
 
     def flush(self) -> None:
-        """Wait for every outstanding value and write its record."""
         if self._pending and torch.cuda.is_available():
             torch.cuda.synchronize()
         while self._pending:

@@ -86,8 +86,6 @@ class CallbackSink:
 
 
 class FanOut:
-    """All sinks as one."""
-
     name = "all sinks"
     required = True
 

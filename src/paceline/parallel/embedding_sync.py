@@ -28,7 +28,6 @@ class DeferredAllReduce(ParamSync):
         """Called when each of these gradients is this rank's own for the last time."""
 
     def start_sums(self) -> None:
-        """Begin to add them up over the ranks."""
         self.before_sums()
         for param in self.params:
             if param.grad is not None:

@@ -65,11 +65,7 @@ class Limits:
 
 
 def fit_memory(
-    planned: Planned,
-    limits: Limits,
-    assemble: Callable[[Fit], T],
-    trial: Callable[[], Any],
-    before: Any = None,
+    planned: Planned, limits: Limits, assemble: Callable[[Fit], T], trial: Callable[[], Any], before: Any = None
 ) -> tuple[T, Fit]:
     """What `assemble` makes of the first plan that fits. `trial` gives what tries it on a GPU (`train.memory_trial`).
     `before`: the plan of the resumed run, as its card has it, kept if it fits, for equal bits."""

@@ -173,7 +173,6 @@ class Moved:
 
 
 def moved(model: ModelConfig, optim: OptimConfig) -> Iterator[Moved]:
-    """All parameters."""
     about, facts = describe(model), rules()
     groups, tables = param_groups(optim, about.groups), about.tables
     for (name, shape, dtype), count in about.kinds.items():

@@ -55,8 +55,6 @@ class MemoryPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What memory plans are made for."""
-
     config: RunConfig
     backends: Chosen
     world: int

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
-from paceline.core.errors import UserError
+from paceline.core.errors import UserError, optional_module
 from paceline.core.files import atomic_write
 from paceline.report.charts import as_script, chart_data
 from paceline.report.markup import Markup, Node, element, join
@@ -24,20 +24,10 @@ from paceline.report.sections.results import cost, results, running
 from paceline.report.subject import Subject, load_subject
 
 SECTIONS: dict[str, Callable[[Subject], list[Node]]] = {
-    "about": about,
-    "warnings": warnings,
-    "running": running,
-    "ablation": ablations,
-    "results": results,
-    "curves": loss,
-    "validations": validations,
-    "evaluations": evaluations,
-    "schedule": schedule,
-    "cost": cost,
-    "samples": samples,
-    "configuration": configuration,
-    "environment": environment,
-}
+    "about": about, "warnings": warnings, "running": running, "ablation": ablations, "results": results,
+    "curves": loss, "validations": validations, "evaluations": evaluations, "schedule": schedule, "cost": cost,
+    "samples": samples, "configuration": configuration, "environment": environment,
+}  # fmt: skip
 LIVE_ORDER = sorted(SECTIONS, key=["about", "running", "warnings", "results", "curves", *SECTIONS].index)
 """Of the live page: what runs now and its curves come first."""
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -113,9 +103,6 @@ def asset(name: str) -> str:
 
 
 def _plotly_js() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        cure = "pip install 'paceline[report]'"
-        raise UserError(f"the report page needs plotly, which is not installed; {cure}") from None
-    return str(get_plotlyjs())
+    cure = "pip install 'paceline[report]'"
+    missing = UserError(f"the report page needs plotly, which is not installed; {cure}")
+    return str(optional_module("plotly.offline", missing).get_plotlyjs())

@@ -167,7 +167,6 @@ def _file_source(path: Path, name: str, *, ids: bool) -> Source:
 
 
 def kind_of(path: Path) -> tuple[str, str] | None:
-    """The kind of a text file, and how it is packed."""
     name = path.name.lower()
     packing = next((suffix for suffix in PACKINGS if name.endswith(suffix)), "")
     kind = next((kind for suffix, kind in KINDS.items() if name.removesuffix(packing).endswith(suffix)), None)
@@ -209,8 +208,6 @@ def cut_lone_text(sources: list[Source], val_share: float, *, old: bool = False)
 
 @dataclass
 class Losses:
-    """Text that was left out or changed."""
-
     records: int = 0
     lines: int = 0
     line_bytes: int = 0

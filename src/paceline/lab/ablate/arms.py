@@ -86,7 +86,6 @@ class Plan:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Of the older and the newer config, for people."""
         older, newer = self.base.preset, self.full.preset
         return (f"{newer} without these" if older == newer else older), newer
 

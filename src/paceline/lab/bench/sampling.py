@@ -117,7 +117,6 @@ class Crowd:
         return taken
 
     def gather(self) -> None:
-        """Until all are being written."""
         for _ in range(self.count):
             self._add()
         while self.batcher.starting or self.batcher.waiting:

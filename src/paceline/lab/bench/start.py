@@ -4,14 +4,15 @@ Each start is a `paceline train` of its own that stops there, and its card says 
 process existed to an idle device after step 10, validation left out. No torch.
 """
 
-import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from unittest.mock import patch
 
 from paceline.core.errors import PacelineError, UserError
 from paceline.metrics.card import RunCard, read_card
@@ -23,18 +24,9 @@ CACHE_VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "t
 """Where compiled code is kept between processes, and the name of each folder here."""
 
 
-@contextlib.contextmanager
-def compile_cache(folder: Path) -> Iterator[None]:
+def compile_cache(folder: Path) -> AbstractContextManager[object]:
     """While the block runs, this process and its children keep compiled code in `folder`."""
-    before = {name: os.environ.get(name) for name in CACHE_VARIABLES}
-    os.environ.update({name: str(folder / part) for name, part in CACHE_VARIABLES.items()})
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+    return patch.dict(os.environ, {name: str(folder / part) for name, part in CACHE_VARIABLES.items()})
 
 
 def measure_start(words: Sequence[str], folder: Path, *, say: Callable[[str], None]) -> dict[str, float]:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paceline.lab.plan.gpus import Cluster
 from paceline.lab.plan.work import Setting, Work, gradient_bytes, moved_of, orthogonal_shapes
 from paceline.parallel.memory_model import halo_tokens
 from paceline.settings.spec import DTYPE_BYTES
@@ -78,15 +77,13 @@ def sent_bytes(at: Setting) -> float:
 
 def exchange(at: Setting, *, exposed: bool) -> list[Work]:
     """All of the traffic, or the part that a step waits for."""
-    return [work for each in exchanges(at) for work in _travel(at.cluster, each, each.exposed if exposed else 1.0)]
-
-
-def _travel(cluster: Cluster, each: Exchange, share: float) -> list[Work]:
-    inside, nodes = min(cluster.gpus, cluster.gpus_per_node), cluster.nodes
-    on_links = (inside - 1) / inside * each.size / (cluster.kind.link_gb_s * 1e9)
-    between = (nodes - 1) / nodes * each.size / (cluster.node_gb_s * 1e9)
-    hops = math.ceil(each.size / BUCKET_BYTES) * math.log2(cluster.gpus) * HOP_S
-    return [
-        Work("communication", "link", share * each.crossings * (on_links + between)),
-        Work("communication", "fixed", share * each.crossings * hops),
-    ]
+    cluster, nodes, work = at.cluster, at.cluster.nodes, list[Work]()
+    inside = min(cluster.gpus, cluster.gpus_per_node)
+    for each in exchanges(at):
+        crossings = each.crossings * (each.exposed if exposed else 1.0)
+        on_links = (inside - 1) / inside * each.size / (cluster.kind.link_gb_s * 1e9)
+        between = (nodes - 1) / nodes * each.size / (cluster.node_gb_s * 1e9)
+        hops = math.ceil(each.size / BUCKET_BYTES) * math.log2(cluster.gpus) * HOP_S
+        work.append(Work("communication", "link", crossings * (on_links + between)))
+        work.append(Work("communication", "fixed", crossings * hops))
+    return work

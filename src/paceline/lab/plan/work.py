@@ -78,7 +78,6 @@ class Setting:
 
     @property
     def share(self) -> BatchConfig:
-        """Of the batch, what one GPU does."""
         return rank_batch(self.batch, self.cluster.gpus, self.config.parallel.context_parallel)
 
     @property
