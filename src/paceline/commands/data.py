@@ -1,5 +1,4 @@
-"""`data prepare | download | verify | stats` and `verify`: arguments and what is printed. Heavy imports wait for the
-call."""
+"""`data prepare | download | verify | stats` and `verify`: arguments and output. Heavy imports wait for the call."""
 
 import dataclasses
 import os

@@ -1,5 +1,4 @@
-"""`paceline doctor`: what this machine is, which back ends work on it, why not the others, what `auto` takes, and how
-the newest record would fit into its memory."""
+"""`paceline doctor`: what this machine is, what works on it, why not the rest, and how the newest record would fit."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace

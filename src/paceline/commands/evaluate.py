@@ -90,8 +90,7 @@ def _places(evaluation: Evaluation) -> Table:
 
 @contextlib.contextmanager
 def show_progress() -> Iterator[Callable[[str], "Told"]]:
-    """A bar with the time left on a terminal, a line every ten seconds elsewhere; on standard error, so that --json
-    stays readable."""
+    """A bar on a terminal, a line every ten seconds elsewhere; on standard error, so that --json stays readable."""
     if not sys.stderr.isatty():
         yield lambda what: ProgressLines(what, time.monotonic)
         return

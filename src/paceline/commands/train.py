@@ -105,8 +105,7 @@ def _submit(argv: Sequence[str], arguments: TrainArgs) -> int:
 
 
 def parse_arguments(argv: Sequence[str], base: RunConfig, *, verb: str = "train", description: str = HELP) -> TrainArgs:
-    """The flags on top of `base`, which `base_config` made of the same words. A resumed run keeps preset, size and
-    folder."""
+    """The flags on top of `base`, as `base_config` gives it. A resumed run keeps preset, size and folder."""
     arguments = parse_on_preset(TrainArgs, argv, base, verb=verb, description=description)
     rewind, restart = arguments.rewind, arguments.restart
     if arguments.resume is None:
@@ -295,8 +294,7 @@ def _following(config: RunConfig, argv: Sequence[str], stated: Mapping[str, Any]
 
 
 def base_config(argv: Sequence[str]) -> RunConfig:
-    """What the flags change: the preset scaled to --scale and --steps, with the vocabulary of its data, or the run that
-    is resumed, but for help."""
+    """What the flags change: a preset at its size, with the vocabulary of its data, or the run that is resumed."""
     if ASKS_FOR_HELP.isdisjoint(argv) and (run := _value_of("--resume", argv)) is not None:
         from paceline.checkpoint.verified import read_run_config
 

@@ -39,8 +39,7 @@ def flops_per_token(model: ModelConfig, *, sequence_tokens: int, windows: Mappin
 
 
 def attention_flops(model: ModelConfig, keys: Mapping[WindowKind, float]) -> float:
-    """Of a token, at so many keys a query by window kind: scores and mix, 2 · 2 FLOP a key forward, twice that
-    backward."""
+    """Of a token, by the keys of a query: scores and mix, 2 · 2 FLOP a key forward, twice that backward."""
     return sum(6 * keys[s.window] * s.num_heads * (s.qk_dim + s.v_dim) for s in model.attending)
 
 

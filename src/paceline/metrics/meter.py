@@ -138,8 +138,7 @@ class Meter:
 
 
 def seconds_since_launch() -> float:
-    """How long ago this run was launched: by $PACELINE_LAUNCHED, else the age of this process where the system tells
-    it (Linux), else 0."""
+    """By $PACELINE_LAUNCHED, else the age of this process where the system tells it (Linux), else 0."""
     try:
         if named := os.environ.get(LAUNCH_VARIABLE):
             return max(0.0, time.time() - float(named))

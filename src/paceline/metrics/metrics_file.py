@@ -1,5 +1,4 @@
-"""What is known after a step and after a validation, as one line of JSON each, and how those lines are read back, also
-from a damaged file.
+"""What is known after a step and after a validation, a line of JSON each, read back also from a damaged file.
 
 `metrics.jsonl` is the only place where a run's curves are kept. A value that is not finite is written as null, because
 JSON has no word for it. A crash can tear the last line and no other, so reading forgives bytes after the last newline.

@@ -180,8 +180,7 @@ def moved(model: ModelConfig, optim: OptimConfig) -> Iterator[Moved]:
 
 
 def _gathered(model: ModelConfig, micro_batches: int) -> int:
-    """Embeddings, head, the block in hand and the next one; of one micro-batch alone, their gradients, too, since then
-    there are no whole ones."""
+    """Embeddings, head, this block and the next; of one micro-batch alone their gradients, too: none are whole then."""
     matrices = describe(model).nbytes("matrices")
     here = describe(model).nbytes() - matrices + 2 * matrices // model.num_layers
     return here * (2 if micro_batches == 1 else 1)
@@ -219,8 +218,7 @@ def _kept_per_token(at: Kept, how: Execution) -> list[tuple[float, int]]:
 
 
 def _norm(at: Kept) -> int:
-    """Input and result of a norm on the stream. Uncompiled, the input is kept in fp32, and of an RMS norm with weights
-    also what they are multiplied with."""
+    """Input and result of a norm on the stream; uncompiled, the input in fp32, and what weights of RMS multiply."""
     kept = _stream(at.model) if at.compiled else FP32 * at.model.width
     weighted = FP32 * at.model.width if at.model.norm == "rms_weighted" and not at.compiled else 0
     return kept + weighted + at.compute_bytes * at.model.width

@@ -1,9 +1,8 @@
 """The ways to cut a step, from the fastest to the one that takes least memory. None changes what it computes. No torch.
 
 By their cost in time: fewer sequences at once, down to one; logits by chunks (one more product with the lm_head);
-recomputed blocks (one more forward pass of them); shorter chunks. A sequence is never shortened. The largest
-micro-batch is `BatchConfig.micro_sequences`; where our own kernels run it is four times that, which saves 2 % of a step
-on an H200. Of a run whose batches change size, the largest decides.
+recomputed blocks (one more forward pass); shorter chunks. The largest micro-batch is `BatchConfig.micro_sequences`;
+where our own kernels run it is four times that, which saves 2 % of a step on an H200.
 """
 
 import math

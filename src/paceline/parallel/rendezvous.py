@@ -196,8 +196,7 @@ def _announce(corner: Store, verdict: PacelineError | None) -> None:
 
 
 def settle(error: PacelineError, corner: Store, ranks: Ranks) -> None:
-    """Who prints: the first rank, with the reason of another if it only lost that one; another rank, if the first does
-    not print, or not the same."""
+    """Who prints: the first rank, with the reason of one that it lost; another, if the first does not say the same."""
     if error.told is not None:
         return
     error.told = False

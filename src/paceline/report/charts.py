@@ -1,5 +1,4 @@
-"""The numbers behind the page's charts, as JSON for its script (assets/report.js draws them): curves of runs, means and
-bands of groups, parts of the wall time."""
+"""The numbers behind the page's charts, which assets/report.js draws: curves, means and bands, parts of wall time."""
 
 import functools
 import json

@@ -2,8 +2,7 @@
 
 It reads cards, configs and metrics, never a checkpoint, so it is quick and works on an unfinished run. plotly.js
 (4.8 MB) lies once in the folder of the runs, for all their pages; one that is to be mailed has it inside. A content
-policy forbids every other request. Everything that a run contains is escaped by `element`. The page consists of
-sections, which the live page exchanges one by one.
+policy forbids every other request. Everything that a run contains is escaped by `element`.
 """
 
 import contextlib

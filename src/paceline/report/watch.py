@@ -4,9 +4,8 @@ A server of the standard library on loopback with two answers, the page and its 
 0.7 s after each answer, so that a new step is seen within 2 s; while nothing changes the answer is empty, and a run
 that has not changed is neither read nor smoothed again. No path of a request ever names a file.
 
-The runs are seen from their files alone: a trainer does not know that it is watched. Each look reads what is new since
-the last one. Anything may happen in between: a run is started, killed, resumed or deleted, a file is half-written, the
-folder itself appears or goes. Nothing outside the folder is read, whatever links lie in it.
+The runs are seen from their files alone. Between two looks anything may happen: a run is started, killed, resumed or
+deleted, a file is half-written, the folder appears or goes. Nothing outside it is read, whatever links lie in it.
 """
 
 import contextlib

@@ -1,7 +1,6 @@
 """Which tokenizer made the data of a run: the one place where a config gets end of text, vocabulary and tokenizer.
 
-docs/data.md has the rule. It takes milliseconds and no torch, before ranks meet and compare their settings. A run that
-is resumed keeps what it began with.
+docs/data.md has the rule. It takes milliseconds and no torch. A resumed run keeps what it began with.
 """
 
 from collections.abc import Callable, Mapping
@@ -81,8 +80,7 @@ def _is_same(path: str, found: Identity) -> bool:
 
 
 def _find(data: DataConfig, *, by_name: bool) -> Identity | None:
-    """The tokenizer of the data; None where nothing says, or nothing is there. `by_name`: a tokenizer's name says it
-    where its ids fit and nothing else does."""
+    """The tokenizer of the data; None: nothing says. `by_name`: its name does where ids fit and nothing else says."""
     if data.dir == BUILTIN:
         return _named(data.tokenizer)
     folder, shard = Path(data.dir), _first_shard(data)

@@ -2,9 +2,8 @@
 
 An effect is (with the part) minus (without it), over the seeds that both arms have: leaving out compares `full` with
 `without X`, adding alone compares `with X` with `base`. Within each quantity p-values are corrected for the number of
-effects (Holm). Times are compared where all runs of both arms had the same hardware. The two kinds of effect do not sum
-to the whole difference, since parts interact: a step of the waterfall is the mean of a part's effects, and what is left
-is a bar of its own.
+effects (Holm). Times are compared where all runs of both arms had the same hardware. Parts interact, so their effects
+do not sum to the whole difference: a step of the waterfall is the mean of a part's, and the rest a bar of its own.
 """
 
 import statistics as basic

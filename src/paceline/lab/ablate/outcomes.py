@@ -1,8 +1,7 @@
 """What the folders of an ablation hold: which runs are finished, which wait, and which must not be counted. No torch.
 
 By the rules of `analysis/groups.py`: a run counts if its config is the planned experiment, its card belongs to that
-config, its last loss may be averaged, and its data and device are those of most runs. Anything else is named
-with its reason and never averaged in.
+config, its last loss may be averaged, and its data and device are those of most runs.
 """
 
 from collections import Counter

@@ -1,7 +1,6 @@
 """Carrying out the runs of a plan: some at a time, going on where an earlier command stopped, ending well on Ctrl-C.
 
-One loop polls the children; there are no threads. A run that fails is reported by the last line of its log; the others
-go on. The first signal asks every child to save and end; a second one ends them at once.
+One loop polls the children. A run that fails is reported by the last line of its log. A second signal ends all at once.
 """
 
 import shutil

@@ -1,5 +1,4 @@
-"""How fast this machine multiplies at best, and the step's own matrix products one by one: forward, gradient of the
-input, gradient of the weight.
+"""How fast this machine multiplies at best, and the step's own matrix products one by one, forward and both gradients.
 
 Random data in the format of the products, through torch.matmul as the model calls it. Operands are taken in turn from
 enough copies that none is still in the device's cache when its turn comes again.
@@ -146,6 +145,5 @@ def measured_peak(machine: Machine, *, repeats: int = 20) -> float:
 
 
 def floor_s(config: RunConfig, flops_per_s: float) -> float:
-    """Seconds of a step's whole arithmetic at this rate, averaged over the schedule. Attention counts every key that
-    the window lets through, as if no document ended."""
+    """Of a step's whole arithmetic at this rate, mean over the schedule; attention as if no document ended."""
     return mean_flops_per_token(config) * mean_batch_tokens(config) / flops_per_s

@@ -1,7 +1,6 @@
 """How long a run takes from launch to the end of step 10, with an empty compile cache and with a filled one.
 
-Each start is a `paceline train` of its own that stops there, and its card says how long that took: from before the
-process existed to an idle device after step 10, validation left out. No torch.
+Each start is a `paceline train` that stops there; its card says how long that took, validation left out. No torch.
 """
 
 import os

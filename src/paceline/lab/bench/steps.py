@@ -1,10 +1,8 @@
-"""One preset's training step: its time at each batch size and window, its memory, a profile of where the time goes, and
-what `paceline bench step` gives of them.
+"""One preset's training step: its time at each batch size and window, its memory, a profile of where the time goes.
 
 The steps are a run's own, on its own batches. After a warm-up they are queued without a pause through all windows, with
-a mark after each, and the device is waited for once at the end: the host runs ahead as it does in training. The weights
-move as they would, at the rates of the step that stands for a window; no figure depends on them. Of several ranks all
-take these steps together, and each has its own figures; those of rank 0 are shown.
+a mark after each, and the device is waited for once at the end: the host runs ahead as it does in training. Of several
+ranks all take these steps together, and each has its own figures; those of rank 0 are shown.
 """
 
 import contextlib

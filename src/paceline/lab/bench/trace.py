@@ -1,8 +1,7 @@
 """Shares of a step from a profiler's trace, in the Chrome format, which is the profiler's one stable output. No torch.
 
 On a GPU the kernels count, each with what launched it; where two overlap, the time is given to the one that started
-first, so that classes and idle time add up to the whole. On a CPU operations nest, and each counts without those
-inside it.
+first, so that classes and idle time add up to the whole. On a CPU each operation counts without those inside it.
 """
 
 from collections import defaultdict

@@ -1,8 +1,7 @@
 """What finished runs say: each group with its spread and noise floor, against a target and against the other groups.
 
 The records' rule for a target: one-sided p < 0.01. Groups are compared by Welch's test at 0.05, corrected by Holm where
-there are several comparisons. An answer that is not there yet comes with the number of runs that would bring it. Which
-runs form a group and which groups can be compared is decided in `analysis/groups.py`.
+there are several comparisons. Which runs form a group and which can be compared is decided in `analysis/groups.py`.
 """
 
 import itertools

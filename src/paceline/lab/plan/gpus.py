@@ -2,8 +2,7 @@
 
 Rates are the makers' datasheets, dense, without sparsity; those of matrix products in bf16 are `metrics.flops`'s table.
 Links are what one GPU sends in one direction: NVLink inside a node where there is one, otherwise PCIe. `node_gb_s` is
-what a node usually sends to the others. Prices are what on-demand offers typically asked when this was written; offers
-differ by a factor of two, so they are an orientation, to be replaced by --price.
+what a node usually sends to the others. Prices were typical of on-demand offers, which differ by a factor of two.
 """
 
 import difflib
