@@ -61,9 +61,7 @@ def ablate(argv: Sequence[str]) -> int:
 
     jobs = jobs_at_a_time(plan, arguments.jobs, local=arguments.launch == "local")
     folder = Path(arguments.out or f"runs/ablate-{arguments.config.preset}")
-    if arguments.dry_run:
-        return _dry_run(plan, jobs, folder, as_json=arguments.json)
-    return _run(plan, jobs, folder, arguments)
+    return (_dry_run if arguments.dry_run else _run)(plan, jobs, folder, arguments)
 
 
 def _parsed(argv: Sequence[str]) -> AblateArgs:
@@ -109,15 +107,15 @@ def _off(asked: str, config: RunConfig) -> list[str]:
     return [word for switch in found.switches for word in flag_words(switch.field, switch.off)]
 
 
-def _dry_run(plan: Plan, jobs: int, folder: Path, *, as_json: bool) -> int:
+def _dry_run(plan: Plan, jobs: int, folder: Path, arguments: AblateArgs) -> int:
     from paceline.lab.ablate.ablation_text import console_for, seconds_left, show_plan, time_left
     from paceline.lab.ablate.outcomes import outcomes
 
-    found, console = outcomes(plan.runs, folder), console_for(as_json)
+    found, console = outcomes(plan.runs, folder), console_for(arguments.json)
     left = sum(one.state in ("waiting", "unfinished") for one in found)
     show_plan(plan, console)
     console.print(time_left(found, left, jobs), highlight=False)
-    if as_json:
+    if arguments.json:
         print(json.dumps({**plan.as_json(), "left_s": seconds_left(found, left, jobs)}, indent=1))
     return 0
 

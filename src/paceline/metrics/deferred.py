@@ -6,7 +6,8 @@ Only `flush` waits, where the loop waits anyway: before a validation, a checkpoi
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +18,7 @@ from paceline.metrics.sinks import Sink
 Values = dict[str, Tensor | int | None]  # name to value: 0-D tensors on any device, and what the host knows anyway
 
 
-@dataclass(frozen=True)
-class _Pending:
+class _Pending(NamedTuple):
     record: StepMetrics
     names: tuple[str, ...]
     values: Tensor  # one per name, on the host once `arrived` says so

@@ -20,16 +20,15 @@ class Sink(Protocol):
     """Takes the metrics of one run, in order."""
 
     name: str  # as it is called in a warning
-    required: bool  # whether its failure ends the run
+    required: bool = True  # whether its failure ends the run
 
     def write(self, metrics: Metrics) -> None: ...
 
     def close(self) -> None: ...
 
 
-class JsonlSink:
+class JsonlSink(Sink):
     name = "metrics.jsonl"
-    required = True
 
     def __init__(self, path: Path, *, position: int = 0) -> None:
         """Keep the first `position` bytes of the file (0: a new run) and write on from there."""
@@ -69,11 +68,10 @@ def missing_lines(path: Path, position: int, saved: str = "the checkpoint") -> s
 OnMetrics = Callable[[Metrics], bool | None]
 
 
-class CallbackSink:
+class CallbackSink(Sink):
     """A function of the calling program; `stop` is called when it returns True. What it raises ends the run."""
 
     name = "callback"
-    required = True
 
     def __init__(self, on_metrics: OnMetrics, stop: Callable[[], None]) -> None:
         self._on_metrics, self._stop = on_metrics, stop
@@ -82,12 +80,9 @@ class CallbackSink:
         if self._on_metrics(metrics) is True:
             self._stop()
 
-    def close(self) -> None: ...
 
-
-class FanOut:
+class FanOut(Sink):
     name = "all sinks"
-    required = True
 
     def __init__(
         self, sinks: Iterable[Sink], warn: Callable[[str], None] = lambda line: tell(line, sys.stderr)

@@ -4,15 +4,14 @@ Each takes a contiguous run of the batch's sequences (`data/batches.share_of`), 
 for any number of ranks. Under `parallel.context_parallel`, neighbours take slices of the same run's sequences.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline.core.errors import ConfigError
 from paceline.data.corpus import Batch
 from paceline.settings.data import BatchConfig
 
 
-@dataclass(frozen=True)
-class RankSlice:
+class RankSlice(NamedTuple):
     """Which sequences of a batch a rank takes, run `run` of `runs`, and which slice of each, `part` of `parts`."""
 
     run: int

@@ -4,8 +4,7 @@ import functools
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,8 +71,7 @@ def loss_points(lines: int) -> int:
     return max(FEWEST_POINTS, min(MOST_POINTS, ALL_POINTS // max(1, lines)))
 
 
-@dataclass(frozen=True)
-class Band:
+class Band(NamedTuple):
     """Mean of a value over the runs of a group, and its lowest and highest, at the steps that all of them have."""
 
     at: Columns

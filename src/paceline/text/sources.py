@@ -158,7 +158,7 @@ def _file_source(path: Path, name: str, *, ids: bool) -> Source:
     if ids and path.suffix in token_files.SUFFIXES:
         layout = token_files.layout_of(path)
         side: Side = "val" if token_files.is_validation(name) else "train"
-        return Source(path=path, name=name, kind="ids", side=side, **vars(layout))
+        return Source(path=path, name=name, kind="ids", side=side, **layout._asdict())
     if found is None or ids:
         how = None if ids and path.suffix not in token_files.PICKLES else token_files.how_to_convert(path, named=path)
         wanted = ", ".join(token_files.SUFFIXES if ids else (*KINDS, f"or these packed ({' '.join(PACKINGS)})"))

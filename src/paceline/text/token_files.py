@@ -4,8 +4,8 @@ shards of them. Pickles beside them are never read."""
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +25,7 @@ OF_CHARACTERS = (
 MAKE_TEXT = "`paceline data prepare TEXT --out FOLDER --tokenizer gpt2`"
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Where the ids lie in a file."""
 
     start: int

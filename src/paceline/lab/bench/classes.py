@@ -7,7 +7,7 @@ in which the compiler lists what it fused. Kernels of our own carry their class 
 
 import itertools
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 CLASSES = ("head_and_loss", "mlp", "attention_projections", "attention", "norms_and_mixes",
            "optimizer", "data", "other", "idle")  # fmt: skip
@@ -37,8 +37,7 @@ BY_FUSED_NAME = (
 """The same for names that list several operations, asked after the shapes."""
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """The numbers that identify a shape."""
 
     tokens: int  # of one micro-batch
@@ -50,8 +49,7 @@ class Sizes:
 Shapes = tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """A kernel on the device or, on a CPU, an operation."""
 
     name: str

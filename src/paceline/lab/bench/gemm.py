@@ -9,8 +9,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +26,7 @@ COLD_BYTES = {"cuda": 256 * 2**20, "cpu": 2**20}
 """What the copies together hold at least: several times the 50 MB cache of an H100 or H200. A CPU's is not outgrown."""
 
 
-@dataclass(frozen=True)
-class Product:
+class Product(NamedTuple):
     """(rows, depth) times (depth, columns), `calls` times a step."""
 
     name: str

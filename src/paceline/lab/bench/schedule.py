@@ -3,13 +3,12 @@ windows of the schedule and averaged with the schedule's weights. No torch."""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline.settings.schedule import StepSettings
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """A batch size and a window to measure at."""
 
     sequences: int

@@ -13,9 +13,8 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -59,8 +58,7 @@ EXCHANGES = ("all_reduce", "all_gather_into_tensor", "all_gather_single", "reduc
 gathers and scatters the second name is the one since torch 2.13."""
 
 
-@dataclass(frozen=True)
-class StepTimes:
+class StepTimes(NamedTuple):
     points: list[Point]
     seconds: list[list[float]]  # of each step at each point
     peak_bytes: int | None

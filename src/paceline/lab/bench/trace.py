@@ -6,8 +6,7 @@ first, so that classes and idle time add up to the whole. On a CPU each operatio
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.lab.bench.classes import CLASSES, Sizes, Work, class_of
 
@@ -21,8 +20,7 @@ Event = dict[str, Any]
 Phases = Sequence[tuple[float, float, str]]  # (first, last, phase), in the trace's microseconds
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(NamedTuple):
     """All profiled steps together."""
 
     wall_s: float

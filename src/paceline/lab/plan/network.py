@@ -8,7 +8,7 @@ the tables', too. Ours travel while Muon works (`parallel.embedding_sync`).
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline.lab.plan.work import Setting, Work, gradient_bytes, moved_of, orthogonal_shapes
 from paceline.parallel.memory_model import halo_tokens
@@ -21,8 +21,7 @@ EXPOSED_UNCOMPILED = 0.3
 EXPOSED_BESIDE_MUON = 0.5  # share of an exchange that outlasts the work on Muon's matrices beside it. Not measured
 
 
-@dataclass(frozen=True)
-class Exchange:
+class Exchange(NamedTuple):
     size: int  # bytes over which all ranks agree
     crossings: int  # of each link: 2 for a sum, 1 for a gather
     exposed: float  # share that a step waits for
