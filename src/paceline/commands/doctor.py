@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 HELP = """Say what this machine can run, which back ends are usable, and why not the rest.
 
 example: paceline doctor --json"""
-RECORD = "r18-softcap"
-"""Whose memory fit is shown: the newest, in its full size."""
+RECORD = "r18-softcap"  # whose memory fit is shown: the newest, in its full size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,10 +24,8 @@ class Diagnosis:
     code_version: CodeVersion
     environment: Environment
     back_ends: "list[Verdict]"
-    chosen: "dict[str, Choice]"
-    """What `auto` comes to: the device, the format of products, and the back end of each operation."""
-    fits: "dict[str, Outlook]"
-    """By preset, how a step would be cut to fit into memory."""
+    chosen: "dict[str, Choice]"  # what `auto` comes to: device, format of products, and each operation's back end
+    fits: "dict[str, Outlook]"  # by preset, how a step would be cut to fit into memory
 
 
 def doctor(argv: Sequence[str]) -> int:

@@ -8,8 +8,7 @@ from typing import Any
 
 from paceline.core.output import tell
 
-LINE_EVERY_S = 10.0
-"""Between two lines of progress where there is no terminal."""
+LINE_EVERY_S = 10.0  # between two lines of progress where there is no terminal
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,10 +83,6 @@ def online(library: str, run: Tracked, **options: Any) -> Tracker:
     return Tracker(lambda step, values: opened.log(values, step=step), opened.finish)
 
 
-class TrackerError(PacelineError):
-    """Why a tracker gets no more metrics."""
-
-
 class BackgroundTracker:
     """A sink that passes metrics to the tracker that `start` makes, both on its thread."""
 
@@ -114,22 +110,22 @@ class BackgroundTracker:
         self._raise_failure()
         called = self._called
         if called is not None and self._clock() - called > self._answer_s:
-            raise TrackerError(f"no answer for {self._answer_s:.0f} s")
+            raise PacelineError(f"no answer for {self._answer_s:.0f} s")
         try:
             self._waiting.put_nowait(metrics)
         except queue.Full:
-            raise TrackerError(f"{MOST_WAITING:,} records behind") from None
+            raise PacelineError(f"{MOST_WAITING:,} records behind") from None
 
     def close(self) -> None:
         """Wait until the tracker has taken all, for a while."""
         self.write(None)
         if not self._ended.wait(self._close_s):
-            raise TrackerError(f"not done {self._close_s:.0f} s after the run")
+            raise PacelineError(f"not done {self._close_s:.0f} s after the run")
         self._raise_failure()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            raise TrackerError(f"{type(self._failure).__name__}: {self._failure}") from self._failure
+            raise PacelineError(f"{type(self._failure).__name__}: {self._failure}") from self._failure
 
     def _work(self) -> None:
         try:

@@ -25,8 +25,7 @@ class DeferredAllReduce(ParamSync):
         self.params = list(params)
         self._ranks = ranks
         self._sums: list[dist.Work] = []
-        self.before_sums: Callable[[], object] = lambda: None
-        """Called when each of these gradients is this rank's own for the last time."""
+        self.before_sums: Callable[[], object] = lambda: None  # when gradients are this rank's own for the last time
 
     def start_sums(self) -> None:
         self.before_sums()

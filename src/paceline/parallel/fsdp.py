@@ -105,10 +105,8 @@ class _Journey:
         mine = stack.members[shares[ranks.rank]]
         self._shape = (len(mine), stack.rows, stack.cols)
         self._spans = [[_span(rank, ranks.world, member) for member in mine] for rank in range(ranks.world)]
-        self._kept = [sum(stack.kept_rows[share]) for share in shares]
-        """Rows that this rank keeps of each rank's members."""
-        self._met = [sum(span.stop - span.start for span in spans) for spans in self._spans]
-        """Rows that each rank keeps of this rank's members."""
+        self._kept = [sum(stack.kept_rows[share]) for share in shares]  # rows of each rank's members that are kept here
+        self._met = [sum(span.stop - span.start for span in spans) for spans in self._spans]  # and of ours, there
         self._start(kept, self._met, self._kept)
 
     def turn(self, orthogonalise: Orthogonalise) -> None:

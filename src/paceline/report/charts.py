@@ -18,14 +18,12 @@ from paceline.settings.schedule import muon_momentum, tokens_before, windows_at
 MOST_POINTS = 1_500  # of one line: more than a screen is wide
 ALL_POINTS = 40_000  # of all loss curves together, so that a page of 200 runs stays small and is drawn in seconds
 FEWEST_POINTS = 100
-SMALL_CHART_POINTS = (10_000, 300, 50)
-"""The same three for the small charts: of all lines, of one at most, of one at least."""
+SMALL_CHART_POINTS = (10_000, 300, 50)  # the same of the small charts: of all lines, of one at most and at least
 RAW_RUNS = 6  # with more runs than this the loss of every single step would be a cloud, and is left out
 AXES = {"step": "step", "tokens": "tokens", "train": "train_s", "wall": "wall_s"}
 PARTS = ("launch to first step", "free first steps", "timed steps", "validation, saving, the rest")
 """Of the wall time, in this order. Compilation is in the free first steps."""
-START_SHARE = 0.05
-"""The losses of the first steps fall so far that the rest would be a flat line; they are left out of the frame."""
+START_SHARE = 0.05  # of the steps, left out of the frame: their losses fall so far that the rest would be a flat line
 MOST_BARS = 30  # of a bar chart; the table has all
 
 
@@ -74,8 +72,7 @@ def loss_points(lines: int) -> int:
 class Band(NamedTuple):
     """Mean of a value over the runs of a group, and its lowest and highest, at the steps that all of them have."""
 
-    at: Columns
-    """Where: step, tokens, train_s, wall_s, each the mean of the runs; NaN for times that may not be averaged."""
+    at: Columns  # step, tokens, train_s, wall_s, each the mean of the runs; NaN for times that may not be averaged
     mean: Column
     low: Column
     high: Column

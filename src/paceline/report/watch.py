@@ -45,13 +45,11 @@ LIVE_POLICY = f"{POLICY}; connect-src 'self'; base-uri 'none'; form-action 'none
 HEADERS = headers(LIVE_POLICY)
 EMPTY = dict.fromkeys(LIVE_ORDER, Markup(""))
 FILES = (CARD_FILE, CONFIG, METRICS_FILE)
-QUIET_S, QUIET_STEPS = 60.0, 20
-"""A run is called quiet after a minute without a record, and after so many of its own steps."""
+QUIET_S, QUIET_STEPS = 60.0, 20  # a run is quiet after a minute without a record, and so many of its own steps
 HEADERS_S = 10.0  # a client has so long to send a request; a connection without one for so long is closed
 MOST_CONNECTIONS = 512  # beyond it the oldest without a whole request is closed
 
-Signature = tuple[tuple[int, int] | None, ...]
-"""Of each of FILES: when it was written and its size, None if it is not there."""
+Signature = tuple[tuple[int, int] | None, ...]  # of each of FILES when it was written and its size; None: not there
 
 
 # ---- what there is
@@ -207,8 +205,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True  # a browser that keeps a connection open must not keep us from ending
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self.due_s: dict[socket.socket, float] = {}
-        """When each connection without a whole request is closed, the oldest first."""
+        self.due_s: dict[socket.socket, float] = {}  # when each without a whole request is closed, oldest first
         super().__init__(address, handler)
 
     def service_actions(self) -> None:

@@ -30,11 +30,9 @@ from paceline.text.records import is_encodable
 from paceline.text.shard_writer import write_shard
 from paceline.text.tokenizer import load_tokenizer, train_tokenizer
 
-RECIPE = 1
-"""Raised when the text, the split or the tokenizer's training changes, so that old caches are not taken for new."""
+RECIPE = 1  # raised when text, split or the tokenizer's training changes, so that no old cache is taken for new
 VAL_SHARE = 0.05
-SHARED_WORDS = 13
-"""Length of the run of words that makes two documents near-duplicates; the usual measure of contamination."""
+SHARED_WORDS = 13  # a run of so many words makes two documents near-duplicates: the usual measure of contamination
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 

@@ -20,8 +20,7 @@ BLOCK_BYTES = 1 << 20
 PACKED_BYTES = 1 << 16  # read of a .zst file at a time: what it unpacks to is held
 UNPACKED_BY = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma"}
 PACKINGS = (*UNPACKED_BY, ".zst")
-BAD_BYTES = re.compile("[\udc80-\udcff]+")
-"""What bytes that are not text become under "surrogateescape"; no text has them."""
+BAD_BYTES = re.compile("[\udc80-\udcff]+")  # what bytes that are no text become under "surrogateescape"
 
 
 def blocks_of(file: IO[bytes], length: int = sys.maxsize) -> Iterator[bytes]:

@@ -33,8 +33,7 @@ from paceline.text.tokenizer import FILE_NAME as TOKENIZER_FILE
 from paceline.text.tokenizer import GPT2, Tokenizer, identity_of, load_tokenizer, train_tokenizer
 
 FOREIGN = (TOKENIZER_FILE, "config.json", "card.json")  # what the folder of a run or of an exported model holds
-TRAINING_BYTES = 64 << 20
-"""Text that a tokenizer is trained on, from the start of the training side; more changes few merges."""
+TRAINING_BYTES = 64 << 20  # from the start of the training side, for a tokenizer; more changes few merges
 
 
 def begin(folder: Path, config: PrepareConfig, sources: list[Source]) -> DatasetManifest:

@@ -9,8 +9,7 @@ from paceline.core.errors import ConfigError
 BLANK_LINES = "blank-lines"
 EXPRESSION = "re:"
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "\\": "\\"}
-LONGEST_CHARS = 1 << 16
-"""A separator may be so long, look so far ahead, and is searched for that much before the end of what has been read."""
+LONGEST_CHARS = 1 << 16  # of a separator and what it looks ahead, searched again before the end of what has been read
 BEHIND_CHARS = 256  # text before the place of the search that an expression sees: `^` and looking behind need it
 
 

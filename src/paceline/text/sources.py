@@ -36,14 +36,11 @@ KINDS = {
     ".parquet": "parquet", ".arrow": "arrow",
 }  # fmt: skip
 UNPACKABLE = ("parquet", "arrow")  # kinds that are read with random access, so that they cannot be packed
-TABLES = ("csv", "json")
-"""Beside texts of another kind these often describe them; in a folder they are read only where there is no other."""
+TABLES = ("csv", "json")  # of a folder read only where there is no text of another kind, which these often describe
 DATASET_DICT = "dataset_dict.json"  # beside the folders of splits
-OLD_SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".parquet")
-"""What folders were searched for before `DatasetManifest.split`."""
+OLD_SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".parquet")  # searched for before `DatasetManifest.split`
 PIECE_CHARS = 1 << 20
-LONGEST_PIECE_CHARS = 2 * PIECE_CHARS
-"""A text without a place to cut it is cut here all the same: a tokenizer needs 130 bytes for a character of a word."""
+LONGEST_PIECE_CHARS = 2 * PIECE_CHARS  # cut here in any case: a tokenizer needs 130 bytes for a character
 LONG_LINE_BYTES = 4 << 20  # a line of JSON from this size on is not held in memory
 SAFE_CUT = re.compile(r"\S(?= \S)|\S\n(?=\S)")
 """GPT-2's word rule starts a word at a lone space before text, and after a lone line break; the cut is the match's end.

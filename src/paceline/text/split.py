@@ -18,8 +18,7 @@ LEAST_VAL_BYTES = 4096  # text that makes a few sequences of 256 tokens, for val
 SHORTEST_CUT_BYTES = 512  # a shorter document is not cut in two
 TOLERANCE = 0.25  # validation may miss its share by this part of it before a document is cut
 ENOUGH_DOCUMENTS = 50  # as many documents of equal size in validation, and the hash alone misses the share by 14 %
-MOST_HELD = 200_000
-"""Documents whose sizes are held; of more, the larger ones, and of the others sums over 65,536 ranges of hashes."""
+MOST_HELD = 200_000  # documents with sizes of their own, the largest; the others are sums over 65,536 ranges of hashes
 RANGE_BITS = 48
 
 

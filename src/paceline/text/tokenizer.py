@@ -27,10 +27,8 @@ from paceline.text.config import GPT2_END_OF_TEXT
 
 FILE_NAME = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
-LONGEST_WORD = 1000
-"""Bytes of a word as training sees it: the library's time grows with its square, and text without spaces is one."""
-END_OF_TEXTS = {"gpt2": GPT2_END_OF_TEXT, "bytes": 256}
-"""Of the tokenizers that are known by name alone. It is their last id."""
+LONGEST_WORD = 1000  # bytes, in training: its time grows with their square, and text without spaces is one word
+END_OF_TEXTS = {"gpt2": GPT2_END_OF_TEXT, "bytes": 256}  # of those known by name alone; it is their last id
 GPT2_FINGERPRINT = "de44a8655f3c919d2f6f332341c6e504"
 LONG_RUN = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD // 4}}}|(?<!\s)\s{{{LONGEST_WORD // 4}}}")
 """What every word beyond that holds: a character has up to 4 bytes."""
@@ -42,8 +40,7 @@ class Tokenizer(ABC):
     name: str
     end_of_text: int
     token_bytes: list[bytes]
-    rules: dict[str, Any] | None = None
-    """What encoding depends on beyond the table, as JSON values: the merges of a trained BPE."""
+    rules: dict[str, Any] | None = None  # what encoding needs beyond the table, as JSON: the merges of a trained BPE
     saves_table = False  # 0.7 MB, so that GPT-2's tokenizer can be had where its files are not
     end_of_text_word: str = END_OF_TEXT  # how files for other programs spell end-of-text
 

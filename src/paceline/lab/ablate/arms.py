@@ -78,8 +78,7 @@ class Plan:
     base: RunConfig
     full: RunConfig
     choice: Choice
-    parts: tuple[Part, ...]
-    """Those that were asked for and can act on this machine, also if no arm of theirs is possible."""
+    parts: tuple[Part, ...]  # asked for and able to act on this machine, also if no arm of theirs is possible
     arms: tuple[Arm, ...]
     left_out: tuple[tuple[str, str], ...]  # name of an arm, or of a part with all its arms, and why it is not run
     whole: bool  # no part of the diff that can act is missing

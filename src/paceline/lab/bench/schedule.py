@@ -14,8 +14,7 @@ class Point(NamedTuple):
     sequences: int
     window: int | None  # the widest of a step, in tokens; None where the preset has none
     step: int  # a step of the schedule that has them
-    steps: int
-    """Steps of the schedule for which it stands: those of this batch size with this window, or the nearest to it."""
+    steps: int  # of the schedule for which it stands: of this batch size, with this window or the nearest to it
 
 
 def points_of(steps: Sequence[StepSettings], limit: int) -> list[Point]:

@@ -39,8 +39,7 @@ from paceline.train.assemble import assemble_to_fit
 from paceline.train.gradient_step import GradientStep
 from paceline.train.loop import training_batches
 
-WARM_UP_STEPS = 5
-"""The first compiles, the second finds the allocator's final shape; after three a graph may be recorded."""
+WARM_UP_STEPS = 5  # one compiles, two find the allocator's final shape, after three a graph may be recorded
 PROFILED_STEPS = 2
 DATA_RANGE, OPTIMIZER_RANGE = PHASE_RANGES
 FIGURES_OF_TIMES = ("step_s", "tokens_per_s", "mfu", "peak_gib", "peak_gib_as_timed", "sm_clock_mhz", "power_w",
@@ -61,8 +60,7 @@ gathers and scatters the second name is the one since torch 2.13."""
 class StepTimes(NamedTuple):
     points: list[Point]
     seconds: list[list[float]]  # of each step at each point
-    peak_bytes: int | None
-    """Since the start: the allocator does not see what a replayed graph takes, only its recording."""
+    peak_bytes: int | None  # since the start: the allocator sees the recording of a graph, not what its replay takes
     gpu: GpuSample
 
     @property

@@ -18,8 +18,7 @@ from paceline.core.files import write_json
 from paceline.core.schema import from_dict, read_json, to_dict
 
 LOOKS_FILE = ".looks.json"  # hidden, so that runs/* still means the runs
-LOOKS_FORMAT = 2
-"""Format 1, of paceline 0.1, named groups by another rule; its looks cannot be assigned to today's groups."""
+LOOKS_FORMAT = 2  # 1, of paceline 0.1, named groups by another rule; its looks fit none of today's
 
 
 @dataclass(frozen=True, kw_only=True)

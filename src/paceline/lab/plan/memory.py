@@ -20,12 +20,16 @@ def memory(at: Setting) -> Memory:
     return step_memory(at.config.model, at.config.optim, at.share, _execution(at))
 
 
+def peak_gib(at: Setting) -> float:
+    return memory(at).peak / GIB
+
+
 def usable_gib(at: Setting) -> float:
     return USABLE_SHARE * at.cluster.kind.memory_gib
 
 
 def fits(at: Setting) -> bool:
-    return memory(at).peak / GIB <= usable_gib(at)
+    return peak_gib(at) <= usable_gib(at)
 
 
 def _execution(at: Setting) -> Execution:
@@ -61,7 +65,7 @@ def remedy(at: Setting) -> str:
         for values in ({}, *_savings(here)):
             if fits(_changed(here, values)):
                 return f"{gpu}{flags_of(values)}".strip()
-    least = min(memory(_changed(at, values)).peak / GIB for values in _savings(at))
+    least = min(peak_gib(_changed(at, values)) for values in _savings(at))
     lacking = f"with every saving it still takes {least:,.0f} GiB, which no GPU of the table has"
     return f"a smaller model or a shorter --batch.sequence-tokens: {lacking}"
 

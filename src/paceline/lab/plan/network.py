@@ -16,8 +16,7 @@ from paceline.settings.spec import DTYPE_BYTES
 
 BUCKET_BYTES = 25 * 2**20  # what is exchanged at once
 HOP_S = 5e-6  # latency of one hop; an exchange takes two for each doubling of the ranks
-EXPOSED_UNCOMPILED = 0.3
-"""Share of an exchange beside uncompiled passes, of gradients or of the weights' shards, that outlasts them."""
+EXPOSED_UNCOMPILED = 0.3  # of an exchange beside uncompiled passes, gradients or shards, the share that outlasts them
 EXPOSED_BESIDE_MUON = 0.5  # share of an exchange that outlasts the work on Muon's matrices beside it. Not measured
 
 

@@ -17,8 +17,7 @@ from paceline.metrics.flops import mean_flops_per_token
 from paceline.settings.schedule import batches_of
 from paceline.settings.spec import describe
 
-START_S = {True: 110.0, False: 10.0}
-"""Launch to step 10 with an empty compile cache, measured on one H200; and for a run that does not compile."""
+START_S = {True: 110.0, False: 10.0}  # launch to step 10: compiled with an empty cache on one H200, and not
 FORWARD_SHARE = 1 / 3  # of a step's computation: a validation has no backward pass
 MEMORY_PARTS = ("weights", "gathered", "slots", "gradients", "activations", "head_kept", "head", "block", "update")
 MEASURED_ON: dict[Profile, tuple[str, ...]] = {"reference": ("h100", "h200"), "fast": ("h200",)}

@@ -30,8 +30,7 @@ LAUNCHES_PER_MATRIX = 22  # kernels of one orthogonalisation: five iterations of
 ALIGNED, MISALIGNED_COST = 8, 2.0
 """Rows of a head that are no multiple of 8 leave its rows of bf16 logits off the 16-byte steps that fast products load.
 The cost is a guess, taken because record 4, which has such a head, is 16 % slower than predicted without it."""
-TILE, PROCESSORS = 128, 132
-"""Side of a product's tile, and processors of a GPU that want one each: a small matrix leaves most of them idle."""
+TILE, PROCESSORS = 128, 132  # side of a product's tile, and processors that want one each: a small matrix fills few
 EVERY_RANK_COMPUTES_ALL = ("r04-muon", "r05-modern-arch")
 """Their scripts orthogonalise every matrix on every rank; those since record 6, and ours, share them."""
 
@@ -40,8 +39,7 @@ STREAM_CROSSINGS, SKIP_CROSSINGS = 20.0, 7.0  # the residual stream in a block (
 ATTENTION_CROSSINGS = 12.0  # queries, keys, values, outputs and their gradients in the attention kernels
 HEADS_CROSSINGS = {"reference": 16.0, "fast": 12.0}  # queries, keys and values between projection and attention
 HIDDEN_CROSSINGS = {"reference": 5.0, "fast": 0.0}  # MLP's hidden values: the fast activation is inside the products
-LOGITS_BYTES = {"reference": 14.0, "fast": 6.0}
-"""Bytes of a logit outside of the products: the fast ones are never fp32."""
+LOGITS_BYTES = {"reference": 14.0, "fast": 6.0}  # of a logit outside of the products: the fast ones are never fp32
 
 
 @dataclass(frozen=True)
