@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from paceline.parallel.machine import Machine
     from paceline.parallel.ranks import Ranks
 
+Show = Callable[[dict[str, Any]], None]
 HARDWARE = ("platform", "cpu", "cores", "memory_bytes", "gpu", "gpu_count", "gpu_memory_bytes")
 """Of the facts about the environment, those about the machine; the others are versions."""
 STEP_HELP = """Measure a preset's training step: seconds over its schedule, memory, start, and where the time goes.
@@ -237,9 +238,6 @@ def _provenance(command: Sequence[str], *, preset: RunConfig, config: RunConfig)
         "command": shlex.join(["paceline", *command]),
         "diff": [to_dict(change) for change in card_diff(preset, config)],
     }
-
-
-Show = Callable[[dict[str, Any]], None]
 
 
 def _give_of_preset(measured: dict[str, Any], arguments: BenchArgs, command: list[str], show: Show) -> int:

@@ -26,6 +26,8 @@ CARD_FILE = "card.json"
 CARD_LOCK = ".card.lock"
 CARD_FORMAT = 1
 REWOUND = "rewound; data go on at token"  # how the note of a rewind begins
+POSITION_COLUMNS = ("first", "last", "inside_window", "tokens", "loss")  # meaning of a row of `Evaluation.positions`
+LOSS_COLUMNS = ("step", "val_loss", "val_bpb", "train_s", "wall_s")  # meaning of a row of `RunCard.losses`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +63,6 @@ class Evaluation:
     of: dict  # what the figures stand for: how many tokens, bytes or examples, the file's hash, the settings
     positions: tuple[tuple[int | float | bool | None, ...], ...] = ()
     """A row per bucket of places in the document: POSITION_COLUMNS."""
-
-
-POSITION_COLUMNS = ("first", "last", "inside_window", "tokens", "loss")  # meaning of a row of `Evaluation.positions`
-LOSS_COLUMNS = ("step", "val_loss", "val_bpb", "train_s", "wall_s")  # meaning of a row of `RunCard.losses`
 
 
 def window_side(first: float, window: int | None, sequence: int | None) -> str:

@@ -68,13 +68,13 @@ class ConsoleSink:
     def write(self, metrics: Metrics) -> None:
         if isinstance(metrics, EvalMetrics):
             self._bpb = metrics.val_bpb
-            self._print(eval_line(metrics, self._steps))
+            self._console.print(eval_line(metrics, self._steps), markup=False, highlight=False, soft_wrap=True)
         elif self._progress is not None:
             line = self._step_line(metrics)
             self._progress.update(self._task, completed=metrics.step, description=line)
         elif (due := metrics.step * PLAIN_LINES // self._steps) > self._last_line:
             self._last_line = due
-            self._print(self._step_line(metrics))
+            self._console.print(self._step_line(metrics), markup=False, highlight=False, soft_wrap=True)
         if (lost := loss_of(self._console.file)) is not None:
             self.close()
             raise lost
@@ -91,9 +91,6 @@ class ConsoleSink:
         if self._bpb is not None:
             parts.append(f"val {_number(self._bpb)} bits/byte")
         return "  ".join(parts)
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def eval_line(record: EvalMetrics, steps: int) -> str:

@@ -15,6 +15,8 @@ from paceline.core.files import make_room
 from paceline.core.output import LostOutputError, tell
 from paceline.metrics.metrics_file import Metrics, to_line
 
+OnMetrics = Callable[[Metrics], bool | None]
+
 
 class Sink(Protocol):
     """Takes the metrics of one run, in order."""
@@ -63,9 +65,6 @@ def missing_lines(path: Path, position: int, saved: str = "the checkpoint") -> s
     if held >= position:
         return None
     return f"holds {held:,} bytes, but {saved} was saved after {position:,}, so lines are missing"
-
-
-OnMetrics = Callable[[Metrics], bool | None]
 
 
 class CallbackSink(Sink):

@@ -22,6 +22,8 @@ from paceline.settings.backends import reach_tokens
 from paceline.settings.model import LayerConfig, ModelConfig
 from paceline.settings.parallel import ParallelConfig
 
+Sizes = list[tuple[int, int]]  # (rank of the group, tokens that it and this one exchange), the nearest first
+
 
 def context_parallel_plan(plan: Plan, place: RankSlice, ranks: Ranks, config: ParallelConfig) -> Plan:
     """A back end's plan for slices. All ranks call this together: those of one sequence get a group of their own, so
@@ -91,9 +93,6 @@ class _FromLeft(torch.autograd.Function):
 def _from_left(x: Tensor, reach: int, group: dist.ProcessGroup) -> Tensor:
     found: Tensor = _FromLeft.apply(x, reach, group)  # type: ignore[no-untyped-call]
     return found
-
-
-Sizes = list[tuple[int, int]]  # (rank of the group, tokens that it and this one exchange), the nearest first
 
 
 def _neighbours(group: dist.ProcessGroup, tokens: int, reach: int) -> tuple[Sizes, Sizes]:

@@ -7,13 +7,12 @@ Dropped: scattering the sum of the gradients, which leaves no rank with the grad
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.optim.rule import ParamSync, ShareWork, all_here
+from paceline.optim.rule import ParamSync, ShareWork
 from paceline.parallel.muon_sharding import filled_up, share_muon_work
 from paceline.parallel.ranks import Ranks, start_gather
 
@@ -69,7 +68,7 @@ class EmbeddingSync(DeferredAllReduce):
         self._gathers: list[_RowGather] = []
 
     def share_work(self) -> ShareWork:
-        return all_here if self._ranks.world == 1 else partial(share_muon_work, self._ranks)
+        return share_muon_work(self._ranks)
 
     def rows(self, param: Tensor) -> slice | None:
         return rows_of(self._ranks.rank, self._ranks.world, len(param)) if id(param) in self._sharded else None

@@ -6,12 +6,13 @@ wire for record 18 in bf16, the iteration's own format.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from paceline.optim.rule import Orthogonalise
+from paceline.optim.rule import Orthogonalise, ShareWork, all_here
 from paceline.optim.rules.muon import Stack
 from paceline.parallel.ranks import Ranks, start_gather
 
@@ -27,7 +28,11 @@ def deal(counts: Sequence[int], world: int) -> list[list[slice]]:
     return dealt
 
 
-def share_muon_work(
+def share_muon_work(ranks: Ranks) -> ShareWork:
+    return all_here if ranks.world == 1 else partial(_share, ranks)
+
+
+def _share(
     ranks: Ranks, orthogonalise: Orthogonalise, directions: list[Tensor], _: Sequence[Stack]
 ) -> Iterable[Tensor]:
     """A `ShareWork`. Every rank ends with the same bits, since each matrix is computed once."""

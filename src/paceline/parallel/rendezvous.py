@@ -102,7 +102,12 @@ def meet(store: Store, ranks: Ranks, facts: Facts, timeout_s: float) -> Store:
             _announce(corner, verdict)
         else:
             corner = _come(store, ranks, {"facts": dict(facts)}, timeout_s)
-            verdict = _verdict(corner, ranks, timeout_s)
+            patience_s = timeout_s + RANK0_REPORT_S  # the first waits for the others as long as this one for it
+            if (told := _awaited(corner, "verdict", patience_s)) is None:
+                late = f"{ranks} got no answer of the first rank within {patience_s:g} s"
+                raise PacelineError(f"{late}, so it does not begin")
+            found = json.loads(told)
+            verdict = None if found is None else _error(found["line"], mistake=found["mistake"])
     except RuntimeError as error:
         raise PacelineError(f"{ranks} lost the first rank before the start ({_plain(error)})") from error
     if verdict is not None:
@@ -142,15 +147,6 @@ def _come(store: Store, ranks: Ranks, says: dict[str, Any], timeout_s: float) ->
     corner = PrefixStore(first_word, store)
     corner.set(f"came/{word}", "")
     return corner
-
-
-def _verdict(corner: Store, ranks: Ranks, timeout_s: float) -> PacelineError | None:
-    """What the first rank has announced. None: all agree. It waits for the others as long as this one for it."""
-    patience_s = timeout_s + RANK0_REPORT_S
-    if (said := _awaited(corner, "verdict", patience_s)) is None:
-        raise PacelineError(f"{ranks} got no answer of the first rank within {patience_s:g} s, so it does not begin")
-    found = json.loads(said)
-    return None if found is None else _error(found["line"], mistake=found["mistake"])
 
 
 def _judge(said: Mapping[int, Any], facts: Facts, ranks: Ranks, timeout_s: float) -> PacelineError | None:

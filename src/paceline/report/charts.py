@@ -25,6 +25,15 @@ PARTS = ("launch to first step", "free first steps", "timed steps", "validation,
 """Of the wall time, in this order. Compilation is in the free first steps."""
 START_SHARE = 0.05  # of the steps, left out of the frame: their losses fall so far that the rest would be a flat line
 MOST_BARS = 30  # of a bar chart; the table has all
+SMALL_CHARTS = {
+    "batch": "Batch (tokens)",
+    "window": "Attention window (tokens)",
+    "lr": "Learning-rate multiplier",
+    "momentum": "Momentum of Muon",
+    "rate": "Tokens per second",
+    "allocated": "Memory allocated on the GPU (GiB)",
+}
+"""Titles. Each further window kind has a chart of its own, `window-KIND`."""
 
 
 def chart_data(subject: Subject) -> dict[str, Any]:
@@ -148,17 +157,6 @@ def _line(band: Band | None, points: int) -> dict[str, Any] | None:
         "x": _positions({name: band.at[name][chosen] for name in AXES.values()}),
         **{name: _rounded(getattr(band, name)[chosen]) for name in ("mean", "low", "high")},
     }
-
-
-SMALL_CHARTS = {
-    "batch": "Batch (tokens)",
-    "window": "Attention window (tokens)",
-    "lr": "Learning-rate multiplier",
-    "momentum": "Momentum of Muon",
-    "rate": "Tokens per second",
-    "allocated": "Memory allocated on the GPU (GiB)",
-}
-"""Titles. Each further window kind has a chart of its own, `window-KIND`."""
 
 
 def small_charts(group: Group[Run], num_groups: int) -> dict[str, dict[str, Any]]:

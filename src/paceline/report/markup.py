@@ -4,6 +4,8 @@ anything; a template engine would be a dependency for the sake of one page."""
 import html
 from collections.abc import Iterable, Sequence
 
+OPEN_ROWS = 12  # a longer list is folded away
+
 
 class Markup(str):
     """Text that is HTML, CSS or script of our own, passed through. Never anything that a run contains."""
@@ -34,9 +36,6 @@ def _attribute(name: str, value: str | bool | None) -> str:
         return ""
     shown = name.rstrip("_").replace("_", "-")
     return f" {shown}" if value is True else f' {shown}="{_escaped(value)}"'
-
-
-OPEN_ROWS = 12  # a longer list is folded away
 
 
 def details(title: str, *nodes: Node, is_open: bool = False, id: str | None = None) -> Markup:

@@ -81,7 +81,11 @@ def download(config: DownloadConfig, on_progress: Callable[[DownloadStatus], Non
             _fetch(hub, noted, file, folder, report)
             check_file(folder / file.name, file)
             if public.tokenized:
-                _describe_shard(folder / file.name)
+                path = folder / file.name
+                manifest_path(path).unlink(missing_ok=True)
+                shard = open_shard(path)
+                documents = len(positions_of(shard, GPT2_END_OF_TEXT))
+                write_manifest(path, shard.tokens, documents=documents, tokenizer="gpt2", blake2b=blake2b_of(path))
             noted = replace(noted, files=(*noted.files, file))
             write_json(folder / FILE_NAME, to_dict(noted))
             report()
@@ -116,13 +120,6 @@ def check_file(path: Path, file: RemoteFile) -> None:
     path.unlink()
     how = "its SHA-256 is not the listed one" if size == file.bytes else f"{size:,} bytes, listed are {file.bytes:,}"
     raise DataError(f"{path}: damaged on its way ({how}); it was deleted, run the same command again")
-
-
-def _describe_shard(path: Path) -> None:
-    manifest_path(path).unlink(missing_ok=True)
-    shard = open_shard(path)
-    documents = len(positions_of(shard, GPT2_END_OF_TEXT))
-    write_manifest(path, shard.tokens, documents=documents, tokenizer="gpt2", blake2b=blake2b_of(path))
 
 
 def _still_there(folder: Path, wanted: list[RemoteFile]) -> list[RemoteFile]:

@@ -42,6 +42,9 @@ OLD_SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".parquet")  # searched fo
 PIECE_CHARS = 1 << 20
 LONGEST_PIECE_CHARS = 2 * PIECE_CHARS  # cut here in any case: a tokenizer needs 130 bytes for a character
 LONG_LINE_BYTES = 4 << 20  # a line of JSON from this size on is not held in memory
+CURE = ", or leave such records out with --skip-bad"
+TEXT_CURE = "name its --encoding, or choose --on-bad-text replace or skip-line (the same as --skip-bad)"
+LINE = re.compile(r"[^\n]*\n|[^\n]+")
 SAFE_CUT = re.compile(r"\S(?= \S)|\S\n(?=\S)")
 """GPT-2's word rule starts a word at a lone space before text, and after a lone line break; the cut is the match's end.
 What Python calls white space includes all that the tokenizers' regular expressions do."""
@@ -409,11 +412,6 @@ class Reader:
         with self._reading(source):
             layout = token_files.Layout(source.start, source.bytes, source.dtype)
             yield from token_files.id_blocks(source.path, layout, tokenizer)
-
-
-CURE = ", or leave such records out with --skip-bad"
-TEXT_CURE = "name its --encoding, or choose --on-bad-text replace or skip-line (the same as --skip-bad)"
-LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 def _pieces_of(blocks: Iterable[str], sides: Sides, *, keep_blank: bool) -> Iterator[Piece]:

@@ -35,6 +35,7 @@ BY_FUSED_NAME = (
     ("norms_and_mixes", r"rms_norm|rsqrt|pow|mean"),
 )
 """The same for names that list several operations, asked after the shapes."""
+Shapes = tuple[tuple[int, ...], ...]
 
 
 class Sizes(NamedTuple):
@@ -44,9 +45,6 @@ class Sizes(NamedTuple):
     sequence_tokens: int
     lm_head_rows: int
     mlp_width: int
-
-
-Shapes = tuple[tuple[int, ...], ...]
 
 
 class Work(NamedTuple):

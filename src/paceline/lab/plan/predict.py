@@ -20,6 +20,7 @@ from paceline.settings.spec import describe
 START_S = {True: 110.0, False: 10.0}  # launch to step 10: compiled with an empty cache on one H200, and not
 FORWARD_SHARE = 1 / 3  # of a step's computation: a validation has no backward pass
 MEMORY_PARTS = ("weights", "gathered", "slots", "gradients", "activations", "head_kept", "head", "block", "update")
+NOTABLE_SHARE = 0.05  # of a step: communication that is said although something else is the limit
 MEASURED_ON: dict[Profile, tuple[str, ...]] = {"reference": ("h100", "h200"), "fast": ("h200",)}
 MEASURED_WIDTHS = (384, 1536)  # half and twice the width of the models that were measured
 
@@ -154,9 +155,6 @@ LIMITS: dict[Resource, str] = {
     "fixed": "Starting kernels and exchanges takes {share:.0%} of a step: there is too little work for a GPU, so fewer "
     "GPUs or larger micro-batches use them better.",
 }
-
-
-NOTABLE_SHARE = 0.05  # of a step: communication that is said although something else is the limit
 
 
 def _limit(at: Setting, efficiencies: Efficiencies) -> str:

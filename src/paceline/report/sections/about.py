@@ -49,16 +49,13 @@ def _notes(runs: Sequence[Run]) -> Markup | None:
     notes = list(dict.fromkeys(note for run in runs for note in run.card.notes))
     if not notes:
         return None
-    items = [element("li", f"{_owners(runs, note)}{note.rstrip('.')}.") for note in notes]
+    items = []
+    for note in notes:
+        owners = [run.label for run in runs if note in run.card.notes]
+        whose = f"All {len(runs)} runs: " if len(owners) == len(runs) else f"{some(owners)}: "
+        items.append(element("li", f"{whose if len(runs) > 1 else ''}{note.rstrip('.')}."))
     title = f"Notes on the card{'s' if len(runs) > 1 else ''} ({len(notes)})"
     return details(title, element("ul", *items), is_open=len(runs) == 1 and not runs[0].card.finished)
-
-
-def _owners(runs: Sequence[Run], note: str) -> str:
-    if len(runs) == 1:
-        return ""
-    owners = [run.label for run in runs if note in run.card.notes]
-    return f"All {len(runs)} runs: " if len(owners) == len(runs) else f"{some(owners)}: "
 
 
 def _listed(sentences: Sequence[str], title: str) -> Markup | None:
