@@ -12,10 +12,14 @@ from paceline.backends.newton_schulz_fused import orthogonalise_symmetric
 from paceline.backends.registry import Operation, Request, find
 from paceline.kernels import head_loss_fused, qkv_rope
 from paceline.kernels.head_loss_fused import head_loss_fused as head_loss
+from paceline.kernels.row_update import update_rows
 from paceline.model.gpt import GPT, Seams
 from paceline.model.masks import window_tensor
 from paceline.optim.newton_schulz import orthogonalise
+from paceline.optim.rule import Event
+from paceline.optim.rules.adam_rows import update_plainly
 from paceline.recipes.records import r18_softcap
+from paceline.settings.groups import GroupSettings
 
 CPU = {"device": "cpu", "dtype": torch.float32}
 ROUNDING = 2e-6
@@ -160,3 +164,21 @@ def test_the_other_association_is_computed_plainly() -> None:
     G = torch.randn(2, 128, 192, generator=torch.Generator().manual_seed(5))
     settings = {"steps": 5, "dtype": torch.float32, "norm_of": "rounded", "association": "product_first"}
     assert torch.equal(orthogonalise_symmetric(G, **settings), orthogonalise(G, **settings))
+
+
+@pytest.mark.parametrize("width", [8, 24])
+@pytest.mark.parametrize("skip", [None, False, True])
+def test_one_launch_updates_rows_as_the_plain_twin(width: int, skip: bool | None) -> None:
+    """Ids that repeat more often than a program loads at once, one that never does, and places that nobody took."""
+    ids = torch.tensor([3, 7, 3, -1, 3, 3, 0, 3, 3, 3, 3, 7, 3, 19, -1])
+    rows = seeded(len(ids), width, seed=1)
+    rows[ids < 0] = 0.0
+    start = seeded(20, width, seed=2), torch.rand(20), torch.randint(3, (20,), dtype=torch.int32)
+    settings = GroupSettings(lr=0.1, beta1=0.0, beta2=0.9, eps=1e-8, weight_decay=0.3, momentum=0.0, moves=True)
+    event = Event(settings=settings, step=5, skipped=torch.ones(()), skip=None if skip is None else torch.tensor(skip))
+    found, plain = ([part.clone() for part in start] for _ in range(2))
+    update_rows(*found, ids, rows, event)
+    update_plainly(*plain, ids, rows, event)
+    for mine, theirs, before in zip(found, plain, start, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+        assert torch.equal(mine, before) == bool(skip)

@@ -13,8 +13,11 @@ from triton.compiler import ASTSource, compile
 from kernels.fused_cases import head_errors, heads_errors, mlp_errors, relative_error
 from kernels.interpreter import run_interpreted
 from paceline.backends.newton_schulz_fused import orthogonalise_symmetric
-from paceline.kernels import gemm_epilogue, head_loss_fused, qkv_rope, symmetric_fused
+from paceline.kernels import gemm_epilogue, head_loss_fused, qkv_rope, row_update, symmetric_fused
 from paceline.optim.newton_schulz import orthogonalise
+from paceline.optim.rule import Event
+from paceline.optim.rules.adam_rows import update_plainly
+from paceline.settings.groups import GroupSettings
 
 SHARED_BYTES, RESERVED_BYTES = 233_472, 1_024
 """Of one multiprocessor of an H100 or H200, and what each program on it costs beside its own."""
@@ -46,6 +49,20 @@ def test_products_compile_for_the_matrix_units_and_fit_the_shared_memory() -> No
     done = for_hopper(gemm_epilogue.mlp_product, types, constants, warps=tiles.warps, stages=tiles.stages)
     assert "wgmma.mma_async" in done.asm["ptx"]
     assert done.metadata.shared + RESERVED_BYTES <= SHARED_BYTES
+
+
+def test_the_update_by_rows_compiles() -> None:
+    pointers = {
+        "ids_ptr": "*i64",
+        "order_ptr": "*i64",
+        "rows_ptr": "*bf16",
+        "param_ptr": "*bf16",
+        "square_ptr": "*fp32",
+    }
+    types = pointers | {"last_ptr": "*i32", "now_ptr": "*fp32", "skip_ptr": "*i1", "count": "i32", "width": "i32"}
+    types |= dict.fromkeys(("lr", "beta2", "log_beta2", "eps", "decay"), "fp32")
+    sizes = {"WIDTH": 1024, "AT_ONCE": row_update.AT_ONCE}
+    assert "st.global" in for_hopper(row_update.adam_row, types, sizes, warps=row_update.WARPS).asm["ptx"]
 
 
 def test_symmetric_products_compile_for_the_matrix_units() -> None:
@@ -129,3 +146,22 @@ def test_heads_on_a_gpu(value_embed: bool) -> None:
             **BF16,
         )
         assert max(found) < 1e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [64, 768])
+def test_one_launch_updates_rows_as_the_plain_twin_on_the_gpu(width: int) -> None:
+    """Frequent ids and rare ones, as hashed n-grams have them, bf16 tables, a third of the places taken by nobody."""
+    drawn = torch.randn(4096, device="cuda").abs() * 300
+    ids, rows = drawn.long(), torch.randn(4096, width, device="cuda").bfloat16()
+    ids[2731:], rows[2731:] = -1, 0.0
+    start = torch.randn(2000, width, device="cuda").bfloat16(), torch.rand(2000, device="cuda")
+    last = torch.randint(3, (2000,), dtype=torch.int32, device="cuda")
+    settings = GroupSettings(lr=0.1, beta1=0.0, beta2=0.9, eps=1e-8, weight_decay=0.3, momentum=0.0, moves=True)
+    event = Event(settings=settings, step=5, skip=torch.zeros((), dtype=torch.bool, device="cuda"))
+    found, plain = ([part.clone() for part in (*start, last)] for _ in range(2))
+    row_update.update_rows(*found, ids, rows, event)
+    update_plainly(*plain, ids, rows, event)
+    assert relative_error(found[0].float() - start[0].float(), plain[0].float() - start[0].float()) < 2e-2
+    torch.testing.assert_close(found[1], plain[1], rtol=1e-4, atol=1e-6)
+    assert torch.equal(found[2], plain[2])

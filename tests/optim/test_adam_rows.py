@@ -12,7 +12,7 @@ from model.small import in_fp32, random_tokens, shaken, small, windows
 from optim.building import Params, float64_iteration, optimizer_of, settings_of
 from optim.building import settings as settings_of_step
 from optim.oracles import adam_rows_step
-from paceline.kernels.row_gradients import RowGradients, coalesced, look_up_rows
+from paceline.kernels.row_gradients import RowGradients, look_up_rows
 from paceline.optim.optimizer import Optimizer
 from paceline.optim.rule import Event, RuleContext
 from paceline.optim.rules.adam_rows import FACTS, Rule
@@ -57,7 +57,7 @@ def test_the_lazy_update_is_a_dense_one_without_a_first_moment(beta2: float, dec
     rule, expected = rule_of(param), param.detach().double()
     for number, (tokens, grads, lr) in enumerate(events(), start=1):
         settings = settings_of_step(lr, beta2=beta2, eps=1e-3, weight_decay=decay)
-        rule.start(Event(settings=settings, step=number, rows={"w": coalesced(tokens, grads)}))()
+        rule.start(Event(settings=settings, step=number, rows={"w": (tokens, grads)}))()
         expected, square = adam_rows_step(
             expected, dense(tokens, grads), square, t=number, lr=lr, beta2=beta2, eps=1e-3, decay=decay
         )
@@ -75,7 +75,7 @@ def test_rows_that_no_token_looked_up_keep_every_bit() -> None:
         weights, missed = param.detach().clone(), torch.ones(ROWS, dtype=torch.bool)
         missed[tokens] = False
         settings = settings_of_step(lr, weight_decay=0.5)
-        rule.start(Event(settings=settings, step=number, rows={"w": coalesced(tokens, grads)}))()
+        rule.start(Event(settings=settings, step=number, rows={"w": (tokens, grads)}))()
         assert torch.equal(param[missed], weights[missed])
         assert not torch.equal(param[~missed], weights[~missed])
         for name, slot in rule.state().items():
@@ -88,7 +88,7 @@ def test_a_bf16_table_is_moved_in_fp32_and_rounded_once() -> None:
         param.detach(), dense(tokens, grads), torch.zeros(ROWS), t=1, lr=lr, beta2=BETA2, eps=1e-8, decay=0.1
     )
     rule = rule_of(param)
-    rule.start(Event(settings=settings_of_step(lr, weight_decay=0.1), step=1, rows={"w": coalesced(tokens, grads)}))()
+    rule.start(Event(settings=settings_of_step(lr, weight_decay=0.1), step=1, rows={"w": (tokens, grads)}))()
     assert param.dtype == torch.bfloat16
     assert_close(param.detach().double(), exact, rtol=1.01 * 2**-8, atol=1e-5)  # half a bf16 step and fp32 noise
     assert {slot.dtype for slot in rule.state().values()} == {torch.float32, torch.int32}

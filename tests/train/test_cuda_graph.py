@@ -30,7 +30,6 @@ def test_a_gradient_is_captured_where_one_gpu_launches_compiled_code(compiled: R
         ({"device": "cpu"}, "cpu"),
         ({"world": 2}, "2 ranks"),
         ({"windows_on_host": True}, "window"),
-        ({"rows": True}, "row gradients"),
     ],
 )
 def test_and_nowhere_else(compiled: RunConfig, changed: dict[str, object], why: str) -> None:

@@ -38,7 +38,7 @@ def chosen(attention: str, qkv: str, mlp: str, lm_head: str) -> Chosen:
     named = {"attention": attention, "qkv": qkv, "mlp": mlp, "lm_head": lm_head}
     choices = {operation: Choice(name=name, reason="for a test") for operation, name in named.items()}
     plain = Choice(name="reference", reason="for a test")
-    return Chosen(matmul=plain, orthogonalise=plain, **choices)
+    return Chosen(matmul=plain, orthogonalise=plain, row_update=plain, **choices)
 
 
 HOPPER = chosen("ranges", "fused", "fused", "fused")

@@ -35,7 +35,7 @@ def plan_flex(config: ModelConfig, documents_BT: Tensor | None, tokens: int, win
     return by_window(config, windows, make)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # by identity: the compiler hashes it before it has its field
 class OverRanges:
     """Attention by our kernel over the interval of keys that each query sees. An `Attend`."""
 

@@ -17,8 +17,8 @@ from paceline.settings.model import AttentionLayer, DType, LayerConfig, ModelCon
 from paceline.settings.spec import DTYPE_BYTES
 
 FP32 = DTYPE_BYTES["fp32"]
-Operation = Literal["attention", "qkv", "mlp", "lm_head", "matmul", "orthogonalise"]
-OPERATIONS: tuple[Operation, ...] = ("matmul", "attention", "qkv", "mlp", "lm_head", "orthogonalise")
+Operation = Literal["attention", "qkv", "mlp", "lm_head", "matmul", "orthogonalise", "row_update"]
+OPERATIONS: tuple[Operation, ...] = ("matmul", "attention", "qkv", "mlp", "lm_head", "orthogonalise", "row_update")
 """In the order in which they are chosen: a later one may ask what an earlier one is."""
 FLAGS: dict[Operation, str] = {
     "attention": "--attention.backend",
@@ -27,6 +27,7 @@ FLAGS: dict[Operation, str] = {
     "lm_head": "--lm-head.backend",
     "matmul": "--matmul.backend",
     "orthogonalise": "--train.custom-kernels",
+    "row_update": "--train.custom-kernels",
 }
 
 
@@ -201,6 +202,7 @@ class Chosen:
     mlp: Choice
     lm_head: Choice
     orthogonalise: Choice
+    row_update: Choice
 
     def build(self, operation: Operation, request: Request) -> Any:
         return find(operation, getattr(self, operation).name).build(request)

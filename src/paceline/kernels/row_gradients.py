@@ -32,10 +32,10 @@ class RowGradients(nn.Module):
         self.rows.zero_()
 
     def gathered(self) -> tuple[Tensor, Tensor]:
-        """All places: ids (capacity,) and rows (capacity, width). Places that no token took have the first one's index
-        and a gradient of zero, so they touch no further row."""
+        """All places: ids (capacity,) and rows (capacity, width). Places that no token took have the id -1 and a
+        gradient of zero."""
         taken = torch.arange(self.ids.numel(), device=self.ids.device) < self.count
-        return torch.where(taken, self.ids, self.ids[0]), self.rows
+        return torch.where(taken, self.ids, -1), self.rows
 
 
 def look_up_rows(tokens: Tensor, table: Tensor, store: RowGradients) -> Tensor:
@@ -80,7 +80,9 @@ _look_up.register_autograd(_backward, setup_context=_keep)
 
 def coalesced(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows summed by index, without waiting for the device: ids (N,) and rows (N, width) -> as many again, sorted by
-    index, fp32. The distinct indices come first; what is left repeats the last of them, with the same sum."""
+    index, fp32. The distinct indices come first; what is left repeats the last of them, with the same sum. Rows of
+    negative ids are zero and count for the last index."""
+    ids = torch.where(ids < 0, ids.amax(), ids)
     ordered, order = ids.sort(stable=True)
     number = (ordered[1:] != ordered[:-1]).cumsum(0)
     number = torch.cat([torch.zeros_like(ordered[:1]), number])  # which distinct index each place has, from 0

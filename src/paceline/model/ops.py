@@ -119,6 +119,8 @@ def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
 
 @torch.no_grad()
 def _start(spec: Parameter, *, seed: int) -> Tensor:
+    if spec.init.kind == "values" and not any(spec.init.values):
+        return torch.zeros(spec.shape, dtype=torch_dtype(spec.dtype))  # a large table at once, without its fp32 form
     digest = hashlib.blake2b(f"{seed}:{spec.name}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)  # torch seeds are signed
     fresh = torch.empty(spec.shape)

@@ -76,7 +76,7 @@ class Optimizer:
         step, skipped = -(-self.steps_taken // every), self._skipped
         if every > 1 and skipped is not None:  # from the steps that counted, which is what a checkpoint holds
             skipped = step - torch.ceil((self.steps_taken - skipped) / every)
-        rows = {n: self.row_sums(n) for n in self.groups[name] if n in self._row_gradients}
+        rows = {n: self._rows(n) for n in self.groups[name] if n in self._row_gradients}
         return self.rules[name].start(Event(settings=settings, step=step, skipped=skipped, skip=skip, rows=rows))
 
     def _add_pending(self, named: NamedParams, *, moves: bool, skip: Tensor | None) -> None:
@@ -103,10 +103,14 @@ class Optimizer:
         for rows in self._row_gradients.values():
             rows.clear()
 
+    def _rows(self, name: str) -> tuple[Tensor, Tensor]:
+        """The row gradient of a table over all processes, one for each looked-up token."""
+        return self._sync.gather_rows(*self._row_gradients[name].gathered())
+
     def row_sums(self, name: str) -> tuple[Tensor, Tensor]:
-        """The row gradient of a table over all processes: distinct indices and summed rows, computed once a step."""
+        """The same by distinct indices and summed rows, computed once a step."""
         if name not in self._row_sums:
-            self._row_sums[name] = coalesced(*self._sync.gather_rows(*self._row_gradients[name].gathered()))
+            self._row_sums[name] = coalesced(*self._rows(name))
         return self._row_sums[name]
 
     @torch.no_grad()
@@ -145,8 +149,9 @@ class Optimizer:
         scale = (clip_norm / (self.gradient_norm() + 1e-6)).clamp(max=1.0)  # 1e-6: as torch.nn.utils.clip_grad_norm_
         grads = [self._sync.own(param, param.grad) for param in self._all_params() if param.grad is not None]
         torch._foreach_mul_(grads, scale)
-        for _, sums in self._row_sums.values():
-            sums.mul_(scale)
+        for store in self._row_gradients.values():
+            store.rows.mul_(scale)
+        self._row_sums.clear()
 
     def _slots(self) -> dict[str, Slot]:
         slots = {name: slot for rule in self.rules.values() for name, slot in rule.state().items()}

@@ -20,6 +20,11 @@ ShareWork = Callable[[Orthogonalise, list[Tensor], Sequence[Any]], Iterable[Tens
 The result of a stack, in the same layout, may still be on its way until it is taken."""
 
 
+UpdateRows = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, "Event"], None]
+"""(table, second moments, last updates, ids (N,), gradients (N, width), event): one update of the rows `ids`, in place.
+The gradients of an id that repeats add up; negative ids are nobody's."""
+
+
 def all_here(orthogonalise: Orthogonalise, directions: list[Tensor], _: Sequence[Any]) -> list[Tensor]:
     """The `ShareWork` of a single process."""
     return [orthogonalise(stack) for stack in directions]
@@ -86,6 +91,7 @@ class RuleContext:
     muon: MuonConfig = field(default_factory=MuonConfig)
     parts: Mapping[str, Sequence[int]] = field(default_factory=dict)  # rows of each matrix stacked in a parameter
     share_work: ShareWork = all_here
+    update_rows: UpdateRows | None = None  # None: the plain twin
     sync: ParamSync = field(default_factory=ParamSync)
 
 
@@ -99,7 +105,8 @@ class Event:
     skip: Tensor | None = None
     """0-D bool on the device: where it is true, weights and slots stay as they are, whatever the gradients hold."""
     rows: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """Of parameters with row gradients: distinct indices and summed rows (`kernels.row_gradients.coalesced`)."""
+    """Of parameters with row gradients: ids (N,), and gradients (N, width) that add up where an id repeats; negative
+    ids are nobody's."""
 
 
 @dataclass(frozen=True, eq=False)  # itself alone: tensors do not compare to one truth value

@@ -7,11 +7,12 @@ from dataclasses import replace
 from paceline.core.errors import ConfigError
 from paceline.recipes.baselines import BASELINES
 from paceline.recipes.demo import demo
+from paceline.recipes.frontier import FRONTIER, PREDECESSORS
 from paceline.recipes.records import PUBLIC, RECORDS
 from paceline.settings.plugins import LOADED, PluginRef
 from paceline.settings.run import RunConfig
 
-PRESETS: dict[str, Callable[[], RunConfig]] = {"demo": demo, **RECORDS, **BASELINES}
+PRESETS: dict[str, Callable[[], RunConfig]] = {"demo": demo, **RECORDS, **FRONTIER, **BASELINES}
 
 
 def preset(name: str) -> RunConfig:
@@ -40,4 +41,4 @@ def _changed(name: str, plugin: PluginRef, base: str, change: Callable[[RunConfi
 def predecessor(name: str) -> str | None:
     """What a preset is a change to, if it is one to a single other."""
     bases = {name: base for one in LOADED.values() for name, (base, _) in one.plugin.presets.items()}
-    return bases.get(name) or (PUBLIC[name].predecessor if name in PUBLIC else None)
+    return {**PREDECESSORS, **bases}.get(name) or (PUBLIC[name].predecessor if name in PUBLIC else None)

@@ -4,8 +4,8 @@
 scaled in proportion, the momentum warm-up keeps its length.
 
 --scale F shrinks a preset for a small machine with all its techniques active: head width by F^(3/4) (16 of 128 at
-1/16), vocabulary and steps by F, batch by F². Heads and layers stay, so that value maps, skips and missing attention
-are the record's. A windowed preset keeps its windows and a sequence of 16 blocks of 128 tokens, of one more than its
+1/16), vocabulary and steps by F, batch and n-gram tables by F². Heads and layers stay, so that value maps, skips and
+missing attention are the record's. A windowed preset keeps its windows and a sequence of 16 blocks of 128 tokens, of one more than its
 widest window, or all it has, so that every window of the schedule occurs. Stages and layer overrides follow the same
 rules.
 """
@@ -84,6 +84,8 @@ def _scaled_model(model: ModelConfig, scale: float, sequence_tokens: int) -> Mod
         for change in model.layer_overrides
     )
     vocab_size = max(MIN_VOCABULARY, round(model.vocab_size * scale))
+    grams = model.ngrams
+    rows = [n and max(MIN_VOCABULARY, round(n * scale**2)) for n in (grams.bigram_rows, grams.trigram_rows)]
     return replace(
         model,
         head_dim=head_dim,
@@ -91,6 +93,7 @@ def _scaled_model(model: ModelConfig, scale: float, sequence_tokens: int) -> Mod
         vocab_size=vocab_size,
         candidates=_candidates(model.candidates, vocab_size, scale, sequence_tokens),
         layer_overrides=overrides,
+        ngrams=replace(grams, bigram_rows=rows[0], trigram_rows=rows[1]),
     )
 
 

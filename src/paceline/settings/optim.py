@@ -43,6 +43,8 @@ class MuonConfig(Limited, prefix="--optim.muon."):
     """`sum`: b ← μb + G, U = G + μb. `average`: b ← μb + (1-μ)G, U = (1-μ)G + μb. Equal up to scale at a fixed μ."""
     scale_rule: Literal["longest_side", "aspect"] = "aspect"
     """Step factor by shape: sqrt(max(rows, cols)), or sqrt(max(1, rows/cols))."""
+    mlp_output_rate: Annotated[float, POSITIVE_FINITE] = 1.0
+    """Factor on the rate of the MLPs' output matrices."""
     ns_steps: Annotated[int, at_least(1, 100).saying("the records use 5")] = 5
     """Newton–Schulz iterations."""
     ns_maps: Literal["quintic", "polar_express"] = "quintic"

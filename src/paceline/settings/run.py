@@ -110,6 +110,8 @@ class CheckpointConfig(Limited, prefix="--checkpoint."):
     """Steps between two checkpoints; None: only at the end. They are written beside the training."""
     keep: Annotated[int, at_least(2).saying("one may be damaged")] = 2
     """How many of the newest are kept; two at least, since one may turn out to be damaged."""
+    at_end: bool = True
+    """Save after the last step. Off, a run that comes to its end leaves metrics and card only."""
 
 
 @dataclass(frozen=True, kw_only=True)

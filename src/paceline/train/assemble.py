@@ -142,6 +142,7 @@ def assemble(
         muon=config.optim.muon,
         parts={spec.name: spec.parts for spec in describe(config.model).parameters if spec.parts},
         share_work=sync.share_work(),
+        update_rows=built["row_update"],
         sync=sync,
     )
     params, clip_norm = model.parameter_groups(), config.optim.clip_norm

@@ -56,8 +56,8 @@ class CapturedGradients:
 
     @classmethod
     def where_possible(cls, run: Any, model: nn.Module, windows: Tensor, weights: Tensor) -> "CapturedGradients | None":
-        device, on_host, rows = run.machine.device.type, run.machine.backends.windows_on_host, bool(run.row_gradients)
-        given = {"device": device, "world": run.ranks.world, "windows_on_host": on_host, "rows": rows}
+        device, on_host = run.machine.device.type, run.machine.backends.windows_on_host
+        given = {"device": device, "world": run.ranks.world, "windows_on_host": on_host}
         return None if why_not_captured(run.config, **given) else cls(run, model, windows, weights)
 
     def of(self, batch: DeviceBatch, micro_sequences: int, candidates: int = 0) -> CapturedGradient | None:
@@ -66,7 +66,8 @@ class CapturedGradients:
         shape = (*like.tokens.shape, candidates)
         seen = self._steps[shape] = self._steps.get(shape, 0) + 1
         if seen == EAGER_STEPS + 1 and has_room(self._run.config.train.memory_limit_gib):
-            parameters = self._run.model.parameters()
+            named, rows = self._run.model.named_parameters(), self._run.row_gradients
+            parameters = [param for name, param in named if name not in rows]  # these never have a dense gradient
             self.captured[shape] = CapturedGradient(self._model, parameters, like, self._windows, self._weights)
         return self.captured.get(shape)
 
@@ -77,9 +78,7 @@ class CapturedGradients:
         torch.cuda.empty_cache()
 
 
-def why_not_captured(
-    config: RunConfig, *, device: str, world: int, windows_on_host: bool, rows: bool = False
-) -> str | None:
+def why_not_captured(config: RunConfig, *, device: str, world: int, windows_on_host: bool) -> str | None:
     """Why a run's gradient is not captured, or None."""
     reasons = {
         "--train.no-cuda-graph": not config.train.cuda_graph,
@@ -87,7 +86,6 @@ def why_not_captured(
         "it is not compiled": not config.train.compile,
         f"{world} ranks: the exchange belongs to some micro-batches only": world > 1,
         "attention launches with the window as a number": windows_on_host,
-        "row gradients were not tried in a graph": rows,
         "memory is short, and a graph keeps what it takes": config.train.recompute,
         "diagnostics look at every micro-batch's gradient": config.metrics.diagnostics,
     }

@@ -205,7 +205,8 @@ def train(launch: Launch, run: Assembly, fit: Fit, card: RunCard, position: Posi
             step = loop()
             meter.stop()
             deferred.flush()
-            if step != checkpoints.saved_step:  # the same answer on every rank
+            ended_early = step < config.steps
+            if step != checkpoints.saved_step and (ended_early or config.checkpoint.at_end):  # the same on every rank
                 checkpoints.save(step)
     except Exception as error:
         from paceline.train.memory_trial import is_out_of_memory, out_of_memory

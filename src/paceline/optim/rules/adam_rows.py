@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
+from paceline.kernels.row_gradients import coalesced
 from paceline.optim.rule import Event, RuleContext, Slot, no_more
 from paceline.settings.groups import ParamGroup, RuleFacts
 
@@ -20,7 +21,7 @@ FACTS = RuleFacts(gradient="rows", row_bytes=8)
 
 class Rule:
     def __init__(self, group: ParamGroup, params: Mapping[str, nn.Parameter], context: RuleContext) -> None:
-        self._params = dict(params)
+        self._params, self._update = dict(params), context.update_rows or update_plainly
         self._squares = {n: torch.zeros(len(p), device=p.device) for n, p in params.items()}
         self._last = {n: torch.zeros(len(p), dtype=torch.int32, device=p.device) for n, p in params.items()}
         """The update at which each row was last touched."""
@@ -28,8 +29,7 @@ class Rule:
     @torch.no_grad()
     def start(self, event: Event) -> Callable[[], None]:
         for name, param in self._params.items():
-            ids, sums = event.rows[name]
-            update_rows_(param, self._squares[name], self._last[name], ids, sums, event)
+            self._update(param, self._squares[name], self._last[name], *event.rows[name], event)
         return no_more
 
     def state(self) -> dict[str, Slot]:
@@ -38,9 +38,10 @@ class Rule:
         }
 
 
-def update_rows_(param: Tensor, square: Tensor, last: Tensor, ids: Tensor, sums: Tensor, event: Event) -> None:
-    """One update in place, of the rows `ids` (N,), which may repeat if they repeat with the same sums (N, width) fp32:
-    equal values are then written more than once. Where `event.skip` is true, every row is written back as it was."""
+def update_plainly(param: Tensor, square: Tensor, last: Tensor, ids: Tensor, rows: Tensor, event: Event) -> None:
+    """An `UpdateRows`. Distinct ids with their sums come back as many as were given, some more than once: equal values
+    are then written again. Where `event.skip` is true, every row is written back as it was."""
+    ids, sums = coalesced(ids, rows)
     s, now = event.settings, torch.full((), event.step, device=ids.device)
     if event.skipped is not None:
         now = now - event.skipped

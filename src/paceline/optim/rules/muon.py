@@ -7,7 +7,7 @@ share parameters by rows, momentum and moves are of the rows kept here, and only
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
@@ -124,7 +124,9 @@ class Rule:
     def __init__(self, group: ParamGroup, params: Mapping[str, nn.Parameter], context: RuleContext) -> None:
         self._context, self.config = context, context.muon
         members = {name: _members(name, p, context.parts.get(name, ()), context.sync) for name, p in params.items()}
-        self.stacks = _stacks(member for group in members.values() for member in group)
+        apart = context.muon.mlp_output_rate != 1.0
+        ends = {each for name, group in members.items() for each in group if apart and name.endswith("mlp.down")}
+        self.stacks = _stacks((member for group in members.values() for member in group), ends)
         slot_of = dict[Member, Tensor]()
         for stack in self.stacks:
             slot_of |= zip(stack.members, stack.by_member(stack.momentum), strict=True)
@@ -135,6 +137,11 @@ class Rule:
         self._names = {member: f"{name}.{n}" for name, group in members.items() for n, member in enumerate(group)}
         for stack in self.stacks if self.config.row_beta2 is not None else ():
             stack.keep_power()
+        self._factors = [
+            shape_factor(stack.rows, stack.cols, self.config.scale_rule)
+            * (self.config.mlp_output_rate if stack.members[0] in ends else 1.0)
+            for stack in self.stacks
+        ]
 
     def start(self, event: Event) -> Callable[[], None]:
         """A skipped step is one with no gradient, a momentum of 1 and a rate of 0."""
@@ -145,13 +152,13 @@ class Rule:
         if skip is not None:
             keep = (~skip).double()  # as wide as Python's numbers, so that the products below are the same
             lr, momentum, rate = lr * keep, momentum * keep + skip, rate * keep
-        form, rule, context = self.config.momentum_form, self.config.scale_rule, self._context
+        form, context = self.config.momentum_form, self._context
         directions = [nesterov_(stack.momentum, stack.grads(skip), momentum, form=form) for stack in self.stacks]
         orthogonal = context.share_work(context.orthogonalise, directions, self.stacks)
 
         def finish() -> None:
-            for stack, X in zip(self.stacks, orthogonal, strict=True):
-                factor, cautious = shape_factor(stack.rows, stack.cols, rule), self.config.cautious_decay
+            cautious = self.config.cautious_decay
+            for stack, factor, X in zip(self.stacks, self._factors, orthogonal, strict=True):
                 update = X if stack.power is None else evened(X, stack.power, rate)
                 move_(stack, update, lr=lr, factor=factor, weight_decay=s.weight_decay, cautious=cautious)
 
@@ -173,10 +180,10 @@ def _members(name: str, param: nn.Parameter, parts: Sequence[int], sync: ParamSy
     return [Member(param, stop - size, stop, sync) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
 
 
-def _stacks(members: Iterable[Member]) -> list[Stack]:
-    """Members by shape, dtype and device, in the order in which they first appear."""
-    groups: dict[tuple[int, int, torch.dtype, torch.device], list[Member]] = {}
+def _stacks(members: Iterable[Member], ends: Container[Member]) -> list[Stack]:
+    """Members by shape, dtype and device, in the order in which they first appear; those in `ends` apart."""
+    groups: dict[tuple[int, int, torch.dtype, torch.device, bool], list[Member]] = {}
     for member in members:
         param, rows = member.param, member.stop - member.start
-        groups.setdefault((rows, param.shape[1], param.dtype, param.device), []).append(member)
+        groups.setdefault((rows, param.shape[1], param.dtype, param.device, member in ends), []).append(member)
     return [Stack(group) for group in groups.values()]
