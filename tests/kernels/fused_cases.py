@@ -55,17 +55,19 @@ def errors(
     return [relative_error(a, b) for a, b in pairs]
 
 
-def head_errors(tokens: int, vocab: int, cap: float | None, *, device: str, dtype: torch.dtype) -> list[float]:
+def head_errors(
+    tokens: int, vocab: int, cap: float | None, shift: float = 0.0, *, device: str, dtype: torch.dtype
+) -> list[float]:
     targets = torch.randint(0, vocab, (tokens,), generator=torch.Generator().manual_seed(3)).to(device)
     targets[2::7] = IGNORE_TARGET
 
     def plain(x: Tensor, weight: Tensor) -> list[Tensor]:
         z = x @ weight.T
-        z = z if cap is None else cap * torch.tanh(z / cap)
+        z = z if cap is None else cap * torch.tanh((z + shift) / cap)
         return [F.cross_entropy(z, targets, reduction="sum", ignore_index=IGNORE_TARGET)]
 
     return errors(
-        lambda x, weight: [head_loss_fused(x, weight, targets, cap)],
+        lambda x, weight: [head_loss_fused(x, weight, targets, cap, shift)],
         plain,
         [seeded(tokens, 32, seed=1), seeded(vocab, 32, seed=2)],
         device=device,

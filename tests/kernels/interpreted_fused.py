@@ -34,7 +34,9 @@ def test_head_and_loss(cap: float | None, tokens: int, vocab: int, monkeypatch: 
     monkeypatch.setattr(head_loss_fused, "FUSED_CHUNK_TOKENS", 8)
     monkeypatch.setattr(head_loss_fused, "BLOCK", 2048)
     beyond_the_fit = 5e-5 if cap == 2.0 else ROUNDING  # logits of ten times the cap: tanh is taken as tanh(6) there
+    shift = 0.0 if cap is None else cap / 3
     assert max(head_errors(tokens, vocab, cap, **CPU)) < beyond_the_fit
+    assert max(head_errors(tokens, vocab, cap, shift, **CPU)) < 2 * beyond_the_fit
 
 
 @pytest.mark.parametrize(("rows", "vocab", "width"), [(1, 40, 8), (9, 256, 24), (19, 419, 16)])
@@ -44,17 +46,17 @@ def test_slopes_become_the_gradient_by_targets_and_shares(rows: int, vocab: int,
     raw = (x.double() @ weight.double().T).requires_grad_()
     targets = torch.arange(rows) * 7 % vocab
     targets[2::3] = -100
-    capped = 15.0 * torch.tanh(raw / 15.0)
+    capped = 15.0 * torch.tanh((raw + 4.0) / 15.0)
     exponentials = capped.detach().exp()
     slopes = (exponentials * (1.0 - (capped.detach() / 15.0).square())).float()
     sums = torch.stack([part.sum(1) for part in exponentials.split(128, dim=1)]).float()
     expected = F.cross_entropy(capped, targets, reduction="none", ignore_index=-100)
     expected.sum().backward()
     losses, shares, before = torch.empty(rows), torch.empty(rows), slopes.clone()
-    head_loss_fused.launch_targets(slopes, sums, x, weight, targets, losses, shares[:0], 15.0)
+    head_loss_fused.launch_targets(slopes, sums, x, weight, targets, losses, shares[:0], (15.0, 4.0))
     assert relative_error(losses, expected) < ROUNDING
     assert torch.equal(slopes, before)
-    shared_x = head_loss_fused.launch_targets(slopes, sums, x, weight, targets, losses, shares, 15.0)
+    shared_x = head_loss_fused.launch_targets(slopes, sums, x, weight, targets, losses, shares, (15.0, 4.0))
     assert relative_error(losses, expected) < ROUNDING
     assert relative_error(shares[:, None] * slopes, raw.grad) < ROUNDING
     assert torch.equal(shared_x, shares[:, None] * x)

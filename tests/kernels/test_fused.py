@@ -80,7 +80,7 @@ def test_symmetric_products_compile_for_the_matrix_units() -> None:
 @pytest.mark.parametrize("capped", [True, False])
 def test_the_loss_kernel_compiles(capped: bool) -> None:
     types = {"logits_ptr": "*bf16", "targets_ptr": "*i64", "losses_ptr": "*fp32"}
-    types |= {"vocab": "i32", "cap": "fp32", "ignore": "i32"}
+    types |= {"vocab": "i32", "cap": "fp32", "lift": "fp32", "ignore": "i32"}
     constants = {"CAPPED": capped, "SHIFTED": not capped, "WITH_GRADIENT": True, "HARDWARE": True}
     constants |= {"BLOCK": head_loss_fused.BLOCK, "TAIL": 2048}
     for_hopper(head_loss_fused.head_loss_rows, types, constants, warps=head_loss_fused.WARPS)
@@ -89,6 +89,7 @@ def test_the_loss_kernel_compiles(capped: bool) -> None:
 def test_the_kernel_of_targets_compiles() -> None:
     types = dict.fromkeys(("slopes_ptr", "x_ptr", "weight_ptr", "shared_x_ptr"), "*bf16")
     types |= {"targets_ptr": "*i64", "sums_ptr": "*fp32", "losses_ptr": "*fp32", "shares_ptr": "*fp32", "cap": "fp32"}
+    types["lift"] = "fp32"
     types |= dict.fromkeys(("rows", "parts", "vocab", "width", "ignore"), "i32")
     constants = {"WITH_GRADIENT": True, "HARDWARE": True, "PARTS": 512, "WIDTH": 1024}
     constants["ROWS"] = head_loss_fused.TARGET_ROWS
@@ -110,6 +111,7 @@ def test_the_kernels_of_heads_compile(kernel: Any) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("cap", [None, 15.0])
 def test_head_and_loss_on_a_gpu(cap: float | None) -> None:
+    assert max(head_errors(2_000, 12_288, cap, 0.0 if cap is None else 5.0, **BF16)) < 1e-2
     assert max(head_errors(20_000, 50_304, cap, **BF16)) < 1e-2  # bf16 logits, and bf16 gradients of them
     assert max(head_errors(1_000, 50_264, cap, **BF16)) < 1e-2  # the last tile of the product is not full
     assert max(head_errors(1_000, 50_257, cap, **BF16)) < 1e-2  # rows that the copy engine cannot address

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from paceline.model.gpt import GPT
 from paceline.model.masks import Windows, window_tensor
-from paceline.settings.model import LayerOverride, ModelConfig, NgramConfig, RotaryConfig, WindowConfig
+from paceline.settings.model import LayerOverride, MixConfig, ModelConfig, NgramConfig, RotaryConfig, WindowConfig
 
 WINDOWS = {
     "blocks": WindowConfig(unit="blocks", start_tokens=128, growth_tokens=128),
@@ -51,6 +51,10 @@ PREVIOUS_TOKENS = {
     "ngrams": NgramConfig(bigram_rows=97, trigram_rows=103, sign_rows=16),
     "rotary": RotaryConfig(max_tokens=1024, rotary_fraction=0.5),
     "layer_overrides": (*BETWEEN_LAYERS["layer_overrides"], _OFFSET),
+    "mixes": (
+        MixConfig(before=5, sources=(-1, 2), starts=(0.2, 0.0)),
+        MixConfig(before=6, sources=(3,), starts=(-0.5,)),
+    ),
 }
 """And those by which tokens read the ones before them."""
 

@@ -22,7 +22,10 @@ def small(name: str, *, head_dim: int = 8, vocab_size: int = 300) -> ModelConfig
     width = model.num_heads * head_dim
     rotary = replace(model.rotary, max_tokens=8192)
     precision = replace(model.precision, compute="fp32")
-    return replace(model, width=width, head_dim=head_dim, vocab_size=vocab_size, rotary=rotary, precision=precision)
+    sizes = {"width": width, "head_dim": head_dim, "vocab_size": vocab_size}
+    if model.ngrams.tables:
+        sizes |= {"candidates": vocab_size, "ngrams": replace(model.ngrams, bigram_rows=500, trigram_rows=500)}
+    return replace(model, **sizes, rotary=rotary, precision=precision)
 
 
 def in_fp32(config: ModelConfig) -> ModelConfig:

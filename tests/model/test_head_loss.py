@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -37,12 +38,12 @@ def inputs(tokens: int, *, dtype: torch.dtype = torch.float32) -> tuple[Tensor, 
     return x, weight, targets
 
 
-def judged(x: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> Tensor:
+def judged(x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, shift: float = 0.0) -> Tensor:
     """-log softmax in float64, token by token; 0 where the target does not count."""
     losses = []
     for row, target in zip(x.double(), targets.tolist(), strict=True):
         z = weight.double() @ row
-        z = z if cap is None else cap * torch.tanh(z / cap)
+        z = z if cap is None else cap * torch.tanh((z + shift) / cap)
         losses.append(torch.logsumexp(z, 0) - z[target] if target != IGNORE_TARGET else 0 * z.sum())
     return torch.stack(losses)
 
@@ -61,13 +62,24 @@ def test_loss_and_gradients_are_the_formula(
     monkeypatch.setattr(sizes, "CHUNK_LOGITS", 5 * ROWS)
     x, weight, targets = inputs(tokens)
     expected = with_gradients(judged(x, weight, targets, cap), x, weight)
-    assert_close(with_gradients(loss(x, weight, targets, cap), x, weight), expected, rtol=1e-4, atol=1e-5)
+    assert_close(with_gradients(loss(x, weight, targets, cap, 0.0), x, weight), expected, rtol=1e-4, atol=1e-5)
+    shifted = with_gradients(judged(x, weight, targets, cap, 4.0), x, weight)
+    assert_close(with_gradients(loss(x, weight, targets, cap, 4.0), x, weight), shifted, rtol=1e-4, atol=1e-5)
+
+
+@BOTH
+def test_the_shifted_cap_is_the_sigmoid_of_the_public_records(loss: HeadLoss) -> None:
+    """A softmax of 23 σ((l + 5)/7.5) is one of 11.5 tanh((z + s)/11.5) for z = 11.5/15 l and s = 11.5/15 · 5."""
+    x, weight, targets = inputs(23)
+    expected = F.cross_entropy(23 * torch.sigmoid(((x @ weight.T) + 5) / 7.5), targets, reduction="none")
+    scale = 11.5 / 15
+    assert_close(loss(x, scale * weight, targets, 11.5, scale * 5), expected, rtol=1e-4, atol=1e-5)
 
 
 @BOTH
 def test_an_ignored_target_has_no_loss_and_no_gradient(loss: HeadLoss) -> None:
     x, weight, targets = inputs(23)
-    losses = loss(x, weight, targets, 15.0)
+    losses = loss(x, weight, targets, 15.0, 0.0)
     ignored = targets == IGNORE_TARGET
     assert ignored.any()
     assert not losses[ignored].any()
@@ -83,7 +95,7 @@ def test_the_loss_is_fp32_and_gradients_keep_their_formats(loss: HeadLoss) -> No
     x, weight, targets = inputs(6, dtype=torch.bfloat16)
     weight = weight[:16].detach().requires_grad_()
     targets = targets.clamp(max=15)
-    losses = loss(x, weight, targets, 15.0)
+    losses = loss(x, weight, targets, 15.0, 0.0)
     assert losses.dtype == torch.float32
     grads = torch.autograd.grad(losses.sum(), (x, weight))
     assert [grad.dtype for grad in grads] == [torch.bfloat16, torch.bfloat16]
@@ -93,10 +105,10 @@ def test_chunks_never_hold_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     largest = 0
     capped = kernel._capped
 
-    def spy(logits: Tensor, cap: float | None) -> Tensor:
+    def spy(logits: Tensor, cap: float | None, shift: float) -> Tensor:
         nonlocal largest
         largest = max(largest, logits.numel())
-        return capped(logits, cap)
+        return capped(logits, cap, shift)
 
     monkeypatch.setattr(kernel, "_capped", spy)
     monkeypatch.setattr(sizes, "CHUNK_LOGITS", 5 * ROWS)
@@ -114,7 +126,7 @@ def test_a_head_wider_than_a_chunk_goes_token_by_token(monkeypatch: pytest.Monke
 def test_a_large_vocabulary_does_not_thin_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = []
     capped = kernel._capped
-    monkeypatch.setattr(kernel, "_capped", lambda logits, cap: (lengths.append(len(logits)), capped(logits, cap))[1])
+    monkeypatch.setattr(kernel, "_capped", lambda logits, *of: (lengths.append(len(logits)), capped(logits, *of))[1])
     monkeypatch.setattr(sizes, "CHUNK_LOGITS", 1)
     monkeypatch.setattr(sizes, "MIN_CHUNK_TOKENS", 8)
     head_loss_chunked(*inputs(23), None)
@@ -161,7 +173,7 @@ def chunked_by(chunk_tokens: int) -> HeadLoss:
 )  # a token, a ragged last chunk, one chunk, more than there are
 def test_chunks_of_any_length_give_the_same_losses(chunk_tokens: int) -> None:
     x, weight, targets = inputs(23)
-    expected = with_gradients(head_loss(x, weight, targets, 15.0), x, weight)
+    expected = with_gradients(head_loss(x, weight, targets, 15.0, 0.0), x, weight)
     chunked = chunked_by(chunk_tokens)
     assert_close(with_gradients(chunked(x, weight, targets, 15.0), x, weight), expected, rtol=1e-5, atol=1e-6)
 
@@ -177,5 +189,5 @@ def test_a_compiler_takes_all_chunks_as_one_operator() -> None:
     loss = chunked_by(2)  # 32 chunks
     torch._dynamo.reset()
     compiled = torch.compile(loss, fullgraph=True, dynamic=False, backend=backend)
-    assert_close(compiled(x, weight, targets, 15.0), loss(x, weight, targets, 15.0), rtol=0, atol=0)
+    assert_close(compiled(x, weight, targets, 15.0), loss(x, weight, targets, 15.0, 0.0), rtol=0, atol=0)
     assert len(graphs[0].graph.nodes) < 10

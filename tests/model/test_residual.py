@@ -12,19 +12,23 @@ from paceline.core.errors import ConfigError
 from paceline.model.gpt import GPT
 from paceline.model.ops import rms_norm
 from paceline.recipes.presets import preset
-from paceline.settings.model import LayerOverride, NgramConfig
+from paceline.settings.model import LayerOverride, MixConfig, NgramConfig
 
 SHAPE = replace(
     preset("demo").model,
     vocab_size=300, width=64, num_heads=2, head_dim=32, num_layers=6, unet_skips=False, x0_mix=False,
     value_path="listed", value_layers=(1, -1), value_gates=True, value_init_std=0.01, tied_lm_head=True,
     embedding_init="small", matrix_init="half", attention_output_starts=True, residual_scales=True, skip=(1, 3),
-    backout_layer=2, ngrams=NgramConfig(bigram_rows=512),
+    backout_layer=2, softcap_shift=4.0, ngrams=NgramConfig(bigram_rows=512),
     layer_overrides=(
         LayerOverride(layers=(3,), attention=False),
         LayerOverride(layers=(4,), attention=False, mlp_width=0, x0_gate=True),
         LayerOverride(layers=(0, 1), x0_gate=True, ngram_gate=True),
         LayerOverride(layers=(5,), attends_to=2, score_scale=0.1),
+    ),
+    mixes=(
+        MixConfig(before=5, sources=(-1, 3), starts=(0.0, 0.3)),
+        MixConfig(before=6, sources=(1, -1, 2), starts=(0.0, 0.2, -0.5)),
     ),
 )  # fmt: skip
 """The layer map of the newest records, small."""
@@ -62,9 +66,18 @@ def by_formula(model: GPT, tokens: Tensor) -> Tensor:
     x0 = norm(w["embeddings.token"][tokens])
     n = model.embeddings.ngrams_of(tokens, None).double()
     x = x0 + w["ngram_gate"] * n
-    kept = []
+    first, kept = x, list[Tensor]()
+
+    def mixed(x: Tensor, layer: int) -> Tensor:
+        mix = next(each for each in c.mixes if each.before == layer)
+        inner = torch.nn.functional.gelu(x @ w[f"mixes.{layer}.hidden"].T)
+        shares = 0.1 * (inner @ w[f"mixes.{layer}.weights"].T + w[f"mixes.{layer}.bias"])
+        sources = [first if source == -1 else kept[source] for source in mix.sources]
+        return x + sum(shares[..., k, None] * source for k, source in enumerate(sources))
+
     for layer in c.layers:
         path, shape = f"blocks.{layer.index}.", layer.attention
+        x = mixed(x, 5) if layer.index == 5 else x
         if layer.index == 3:
             x = x + torch.sigmoid(w["skip_gate"]) * kept[1]
         scales = w[f"{path}residual_scales"]
@@ -80,8 +93,8 @@ def by_formula(model: GPT, tokens: Tensor) -> Tensor:
             hidden = (norm(x) @ w[f"{path}mlp.up"].T).relu().square()
             x = scales[1] * x + w[f"{path}mlp.output_scale"] * (hidden @ w[f"{path}mlp.down"].T)
         kept.append(x)
-    logits = norm(x - w["backout"] * kept[2]) @ w["embeddings.token"].T
-    return 15 * torch.tanh(logits / 15)
+    logits = norm(mixed(x - w["backout"] * kept[2], 6)) @ w["embeddings.token"].T
+    return 15 * torch.tanh((logits + 4) / 15)
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -136,6 +149,13 @@ def test_a_recomputed_block_gives_the_same_gradients() -> None:
         ("--model.backout-layer 6 does not exist", {"backout_layer": 6}),
         ("list layers with --model.value-path listed only", {"value_layers": ()}),
         ("--model.value-gates needs tables", {"value_path": "plain", "value_layers": ()}),
+        (
+            "sources are earlier layers",
+            {"mixes": (MixConfig(before=5, sources=(5,), starts=(0.0,)),)},
+        ),
+        ("are not a finite number for each", {"mixes": (MixConfig(before=5, sources=(1,), starts=(0.0, 1.0)),)}),
+        ("two stand before the same layer", {"mixes": (MixConfig(before=5, sources=(1,), starts=(0.0,)),) * 2}),
+        ("--model.softcap-shift 4.0 needs --model.softcap", {"softcap": None}),
         ("attends_to 5 is not an earlier layer", {"layer_overrides": (LayerOverride(layers=(5,), attends_to=5),)}),
     ],
 )

@@ -22,6 +22,7 @@ PARTS = {
     "stages": {"share": 1.0},
     "model.loss_terms": {"name": "z_loss", "weight": 0.1},
     "model.layer_overrides": {"layers": [0]},
+    "model.mixes": {"before": 2, "sources": [0], "starts": [0.0]},
     "optim.groups": {"name": "lm_head"},
 }
 """Settings that are lists of objects, with one that can be."""
@@ -47,7 +48,7 @@ def with_value(name: str, value: Any) -> RunConfig:
     for part, whole in PARTS.items():
         if name.startswith(f"{part}."):
             field = name.removeprefix(f"{part}.")
-            listed = field in ("loss_weights", "layers")
+            listed = field in ("loss_weights", "layers", "sources", "starts")
             return with_values(preset("demo"), {part: [{**whole, field: [value] if listed else value}]})
     if name.startswith("model.long_window."):
         window = {"unit": "blocks", "start_tokens": 128, "growth_tokens": 0}

@@ -120,12 +120,12 @@ def score_pass(model: GPT, rows: Sequence[Row], windows: Windows) -> list[Score]
 def _watching(found: list[Tensor], vocab_size: int) -> HeadLoss:
     """The head of `model.loss`, at counted tokens only, which also notes whether each was the likeliest."""
 
-    def loss(x: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> Tensor:
+    def loss(x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, shift: float) -> Tensor:
         losses = torch.zeros(targets.shape, device=x.device)
         likeliest = torch.zeros(targets.shape, dtype=torch.bool, device=x.device)
         counted = (targets != IGNORE_TARGET).nonzero()[:, 0]
         for part in counted.split(max(1, CHUNK_LOGITS // weight.size(0))):
-            logits = cap_logits(x[part] @ weight.T, cap)
+            logits = cap_logits(x[part] @ weight.T, cap, shift)
             losses[part] = F.cross_entropy(logits, targets[part], reduction="none")
             likeliest[part] = logits[:, :vocab_size].argmax(-1) == targets[part]
         found.append(likeliest)

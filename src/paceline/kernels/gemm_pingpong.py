@@ -158,10 +158,11 @@ def end_by_slope(product, m, n, staging, c_desc, WHO: gl.constexpr, M: gl.conste
 def end_by_exponentials(
     product, m, n, staging, c_desc, given, MASKED: gl.constexpr, WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr
 ):
-    """Of e = 2^(gain·t), t = tanh(z·bend): the sum over the tile's columns, one for each row; into memory e·(1 - t²).
-    MASKED: the last tile has columns beyond the matrix, which are not summed."""
+    """Of e = 2^(gain·t), t = tanh(z·bend + lift), these two at bend_ptr: the sum over the tile's columns, one for each
+    row; into memory e·(1 - t²). MASKED: the last tile has columns beyond the matrix, which are not summed."""
     sums_ptr, bend_ptr, rows, columns, gain = given
-    t = tanh(gl.load(bend_ptr) * product)  # a load, so that none of this is moved up: the slot need not wait for it
+    # loads, so that none of this is moved up: the slot need not wait for it
+    t = tanh(gl.load(bend_ptr) * product + gl.load(bend_ptr + 1))
     exponentials = exp2(gain * t)
     pieces = halves(rounded(exponentials - exponentials * t * t), M, N // 2)
     for p in gl.static_range(N // PIECE):
@@ -236,8 +237,8 @@ def head_loss_slopes(
     x_desc, weight_desc, slopes_desc, sums_ptr, bend_ptr, rows, columns, depth, gain, MASKED: gl.constexpr,
     M: gl.constexpr, N: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """For z = x weightᵀ, t = tanh(z·bend) and e = 2^(gain·t): slopes (rows, columns), e·(1 - t²), and sums (column
-    tiles, rows), fp32, of e over the columns of each tile. x (rows, depth), weight (columns, depth), bend (1,)."""
+    """For z = x weightᵀ, t = tanh(z·bend + lift) and e = 2^(gain·t): slopes (rows, columns), e·(1 - t²), and sums
+    (column tiles, rows), fp32, of e over the columns of each tile. x (rows, depth), weight (columns, depth)."""
     tiles = (gl.cdiv(rows, M), gl.cdiv(columns, N))
     given = (sums_ptr, bend_ptr, rows, columns, gain)
     ENDING: gl.constexpr = "masked_exponentials" if MASKED else "exponentials"
@@ -259,13 +260,14 @@ def slope_product(a: Tensor, b: Tensor, kept: Tensor) -> Tensor:
     return c
 
 
-def slopes_and_sums(x: Tensor, weight: Tensor, cap: float, *, out: Tensor) -> Tensor:
-    """For logits z = x weightᵀ and c = cap·tanh(z/cap): into `out` (rows, columns) exp(c)·dc/dz, and back the sums of
-    exp(c) over each 128 columns: (column tiles, rows) in fp32, a row's sums apart but those of 8 rows in one sector. x
-    (rows, depth), weight (columns, depth), all in bf16, contiguous and with rows of a multiple of 16 bytes."""
+def slopes_and_sums(x: Tensor, weight: Tensor, cap: float, shift: float = 0.0, *, out: Tensor) -> Tensor:
+    """For logits z = x weightᵀ and c = cap·tanh((z + shift)/cap): into `out` (rows, columns) exp(c)·dc/dz, and back the
+    sums of exp(c) over each 128 columns: (column tiles, rows) in fp32, a row's sums apart but those of 8 rows in one
+    sector. x (rows, depth), weight (columns, depth), all in bf16, contiguous, with rows of a multiple of 16 bytes."""
     (rows, depth), columns, t = x.shape, weight.size(0), SLOPES_TILES
     sums = torch.empty(triton.cdiv(columns, t.n), rows, device=x.device)
-    bend = torch.full((1,), 1.0 / cap, device=x.device)
+    bend = torch.full((2,), 1.0 / cap, device=x.device)
+    bend[1].fill_(shift / cap)  # a value filled in: a copy would be waited for
     descs = (operand(x, t.m, t.k), operand(weight, t.n, t.k), operand(out, t.m, PIECE.value))
     numbers, masked = (rows, columns, depth, cap * math.log2(math.e)), columns % t.n != 0
     head_loss_slopes[_programs(x)](*descs, sums, bend, *numbers, MASKED=masked, **constants(t))

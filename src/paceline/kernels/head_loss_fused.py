@@ -28,23 +28,25 @@ TARGET_ROWS, TARGET_WARPS = 8, 8
 ADDRESS_BYTES = 16
 """What rows must be a multiple of for the copy engine."""
 LOG2_E = tl.constexpr(1.4426950408889634)
+Bounds = tuple[float | None, float]
+"""Cap and shift of the logits."""
 UNSHIFTED_CAP = 64.0
 """Up to this cap exp(logit) neither overflows nor vanishes in fp32, nor does a sum of them: no running maximum."""
 
 
 def head_loss_fused(
-    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, chunk_tokens: int | None = None
+    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, shift: float = 0.0, chunk_tokens: int | None = None
 ) -> Tensor:
     """Total loss, 0-D fp32, of normalised activations x (N, width) under head rows (V, width), both in the compute
     format; targets (N,). A target that does not count adds nothing."""
     chunk = chunk_tokens or FUSED_CHUNK_TOKENS
-    total, *_ = _head_loss(x, weight, targets, cap, torch.is_grad_enabled(), chunk)
+    total, *_ = _head_loss(x, weight, targets, cap, shift, torch.is_grad_enabled(), chunk)
     return total
 
 
 @triton.jit
 def head_loss_rows(
-    logits_ptr, targets_ptr, losses_ptr, vocab, cap, ignore, CAPPED: tl.constexpr, SHIFTED: tl.constexpr,
+    logits_ptr, targets_ptr, losses_ptr, vocab, cap, lift, ignore, CAPPED: tl.constexpr, SHIFTED: tl.constexpr,
     WITH_GRADIENT: tl.constexpr, HARDWARE: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """One row of raw logits (row-contiguous, `vocab` columns): its loss, and in place of the logits the gradient.
@@ -61,9 +63,9 @@ def head_loss_rows(
     last = whole + tl.arange(0, TAIL)
     inside = last < vocab
     rest = tl.load(logits_ptr + last, mask=inside, other=0.0).to(tl.float32)
-    log_sum = log_sum_of_row(logits_ptr, whole, rest, inside, turn, gain, CAPPED, SHIFTED, HARDWARE, BLOCK, TAIL)
+    log_sum = log_sum_of_row(logits_ptr, whole, rest, inside, turn, lift, gain, CAPPED, SHIFTED, HARDWARE, BLOCK, TAIL)
     chosen = tl.load(logits_ptr + tl.where(counted, target, 0)).to(tl.float32)
-    capped, slope = cap_logit(chosen, turn, CAPPED, HARDWARE)
+    capped, slope = cap_logit(chosen, turn, lift, CAPPED, HARDWARE)
     tl.store(losses_ptr + row, tl.where(counted, (log_sum - gain * capped) / LOG2_E, 0.0))
     if WITH_GRADIENT:
         tl.debug_barrier()  # the target's logit is read by all threads before its owner overwrites it
@@ -71,9 +73,9 @@ def head_loss_rows(
         log_sum = tl.where(counted, log_sum, float("inf"))  # all probabilities 0: no gradient
         for start in range(0, whole, BLOCK):
             z = tl.load(logits_ptr + start + columns).to(tl.float32)
-            d = logit_gradient(z, turn, gain, log_sum, CAPPED, HARDWARE)
+            d = logit_gradient(z, turn, lift, gain, log_sum, CAPPED, HARDWARE)
             tl.store(logits_ptr + start + columns, d.to(logits_ptr.dtype.element_ty))
-        rest = logit_gradient(rest, turn, gain, log_sum, CAPPED, HARDWARE)
+        rest = logit_gradient(rest, turn, lift, gain, log_sum, CAPPED, HARDWARE)
         tl.store(logits_ptr + last, rest.to(logits_ptr.dtype.element_ty), mask=inside)
         tl.debug_barrier()  # then the one that differs, once more
         tl.store(logits_ptr + target, at_target.to(logits_ptr.dtype.element_ty), mask=counted)
@@ -82,8 +84,8 @@ def head_loss_rows(
 @triton.jit
 def head_loss_targets(
     slopes_ptr, sums_ptr, x_ptr, weight_ptr, targets_ptr, losses_ptr, shares_ptr, shared_x_ptr, rows, parts, vocab,
-    width, cap, ignore, WITH_GRADIENT: tl.constexpr, HARDWARE: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
+    width, cap, lift, ignore, WITH_GRADIENT: tl.constexpr, HARDWARE: tl.constexpr, PARTS: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """What is left to do for ROWS rows whose slopes and sums of exponentials are known, the sums in `parts` parts:
     their losses; the slope at each target, where the gradient is another; the share that a row's slopes are to be
@@ -100,7 +102,7 @@ def head_loss_targets(
     x = tl.load(x_ptr + row[:, None] * width + column[None, :], mask=filled, other=0.0).to(tl.float32)
     chosen = tl.where(counted, target, 0)[:, None] * width + column[None, :]
     z = tl.sum(x * tl.load(weight_ptr + chosen, mask=filled, other=0.0).to(tl.float32), 1)
-    capped, slope = cap_logit(z, 1.0 / cap, True, HARDWARE)
+    capped, slope = cap_logit(z, 1.0 / cap, lift, True, HARDWARE)
     y = LOG2_E * cap * capped
     tl.store(losses_ptr + row, tl.where(counted, (tl.log2(total) - y) / LOG2_E, 0.0), mask=inside)
     if WITH_GRADIENT:
@@ -114,17 +116,17 @@ def head_loss_targets(
 
 @triton.jit
 def log_sum_of_row(
-    logits_ptr, whole, rest, inside, turn, gain, CAPPED: tl.constexpr, SHIFTED: tl.constexpr, HARDWARE: tl.constexpr,
-    BLOCK: tl.constexpr, TAIL: tl.constexpr,
+    logits_ptr, whole, rest, inside, turn, lift, gain, CAPPED: tl.constexpr, SHIFTED: tl.constexpr,
+    HARDWARE: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """Logarithm in base 2 of the sum of exponentials: of `whole` logits in memory, and of the `rest`."""
     tail_top, tail_sum = start_sum(TAIL, SHIFTED)
-    tail_top, tail_sum = add_exponentials(tail_top, tail_sum, rest, turn, gain, inside, CAPPED, SHIFTED, HARDWARE)
+    tail_top, tail_sum = add_exponentials(tail_top, tail_sum, rest, turn, lift, gain, inside, CAPPED, SHIFTED, HARDWARE)
     tail_top, tail_sum = end_sum(tail_top, tail_sum)
     largest, total = start_sum(BLOCK, SHIFTED)  # by lane, so that a block needs no reduction
     for start in range(0, whole, BLOCK):
         z = tl.load(logits_ptr + start + tl.arange(0, BLOCK)).to(tl.float32)
-        largest, total = add_exponentials(largest, total, z, turn, gain, True, CAPPED, SHIFTED, HARDWARE)
+        largest, total = add_exponentials(largest, total, z, turn, lift, gain, True, CAPPED, SHIFTED, HARDWARE)
     block_top, block_sum = end_sum(largest, total)
     top = tl.maximum(tail_top, block_top)
     return top + tl.log2(tail_sum * tl.exp2(tail_top - top) + block_sum * tl.exp2(block_top - top))
@@ -147,22 +149,22 @@ def end_sum(largest, total):
 
 
 @triton.jit
-def cap_logit(z, turn, CAPPED: tl.constexpr, HARDWARE: tl.constexpr):
+def cap_logit(z, turn, lift, CAPPED: tl.constexpr, HARDWARE: tl.constexpr):
     """tanh(z/cap) and its slope by z; without a cap z and 1."""
     slope = z * 0.0 + 1.0
     if CAPPED:
-        z = tanh(z * turn, HARDWARE)
+        z = tanh(z * turn + lift, HARDWARE)
         slope = 1.0 - z * z
     return z, slope
 
 
 @triton.jit
 def add_exponentials(
-    largest, total, z, turn, gain, inside, CAPPED: tl.constexpr, SHIFTED: tl.constexpr, HARDWARE: tl.constexpr
+    largest, total, z, turn, lift, gain, inside, CAPPED: tl.constexpr, SHIFTED: tl.constexpr, HARDWARE: tl.constexpr
 ):
     """Running maximum and sum, by lane, with one more block. Without SHIFTED arguments are bounded, and the sum takes
     exponentials off the unit that tanh waits for."""
-    y = gain * cap_logit(z, turn, CAPPED, HARDWARE)[0]
+    y = gain * cap_logit(z, turn, lift, CAPPED, HARDWARE)[0]
     if SHIFTED:
         y = tl.where(inside, y, LOWEST)
         new = tl.maximum(largest, y)
@@ -174,9 +176,9 @@ def add_exponentials(
 
 
 @triton.jit
-def logit_gradient(z, turn, gain, log_sum, CAPPED: tl.constexpr, HARDWARE: tl.constexpr):
+def logit_gradient(z, turn, lift, gain, log_sum, CAPPED: tl.constexpr, HARDWARE: tl.constexpr):
     """Of a logit that is not the target's."""
-    capped, slope = cap_logit(z, turn, CAPPED, HARDWARE)
+    capped, slope = cap_logit(z, turn, lift, CAPPED, HARDWARE)
     return tl.exp2(gain * capped - log_sum) * slope
 
 
@@ -209,7 +211,7 @@ def tanh(x, HARDWARE: tl.constexpr):
 
 @torch.library.custom_op("paceline::head_loss", mutates_args=())
 def _head_loss(
-    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, with_gradient: bool, chunk_tokens: int
+    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, shift: float, with_gradient: bool, chunk_tokens: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Total loss and, if asked for, its gradient with respect to x, up to a factor for each row, these factors in fp32,
     and its gradient with respect to weight; else three empty tensors."""
@@ -221,7 +223,7 @@ def _head_loss(
     for first in range(0, x.size(0), chunk_tokens):
         part = slice(first, first + chunk_tokens)
         slopes = buffer[: x[part].size(0)]
-        shared_x = _slopes(x[part], weight, targets[part], cap, slopes, losses[part], shares[part])
+        shared_x = _slopes(x[part], weight, targets[part], (cap, shift), slopes, losses[part], shares[part])
         if with_gradient:
             torch.mm(slopes, weight, out=grad_x[part])
             _add_product(grad_weight, slopes.T, shared_x)
@@ -229,19 +231,19 @@ def _head_loss(
 
 
 def _slopes(
-    x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, slopes: Tensor, losses: Tensor, shares: Tensor
+    x: Tensor, weight: Tensor, targets: Tensor, bounds: Bounds, slopes: Tensor, losses: Tensor, shares: Tensor
 ) -> Tensor:
     """Losses of these rows into `losses`. Unless `shares` is empty, into `slopes` the gradient of their logits, up to a
     factor for each row that goes into `shares`; x times it comes back."""
-    with_gradient = len(shares) > 0
+    (cap, shift), with_gradient = bounds, len(shares) > 0
     if cap is None or cap > UNSHIFTED_CAP or not all(_addressable(t) for t in (x, weight, slopes)):
         torch.mm(x, weight.T, out=slopes)
-        launch_rows(slopes, targets, losses, cap, with_gradient=with_gradient)
+        launch_rows(slopes, targets, losses, bounds, with_gradient=with_gradient)
         return x
     from paceline.kernels.gemm_pingpong import slopes_and_sums  # the interpreter of Triton knows no Gluon
 
-    sums = slopes_and_sums(x, weight, cap, out=slopes)
-    return launch_targets(slopes, sums, x, weight, targets, losses, shares, cap)
+    sums = slopes_and_sums(x, weight, cap, shift, out=slopes)
+    return launch_targets(slopes, sums, x, weight, targets, losses, shares, (cap, shift))
 
 
 def _addressable(matrix: Tensor) -> bool:
@@ -258,29 +260,36 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += a @ b
 
 
-def launch_rows(logits: Tensor, targets: Tensor, losses: Tensor, cap: float | None, *, with_gradient: bool) -> None:
+def launch_rows(logits: Tensor, targets: Tensor, losses: Tensor, bounds: Bounds, *, with_gradient: bool) -> None:
     """Losses of these rows into `losses`; with `with_gradient`, their gradients over `logits`."""
-    rows, vocab = logits.shape
+    (rows, vocab), (cap, shift) = logits.shape, bounds
     switches = {"CAPPED": cap is not None, "SHIFTED": cap is None or cap > UNSHIFTED_CAP}
     switches |= {"WITH_GRADIENT": with_gradient, "HARDWARE": _by_hardware(logits)}
     sizes = {"BLOCK": BLOCK, "TAIL": triton.next_power_of_2(vocab % BLOCK or 1), "num_warps": WARPS}
-    given = (vocab, 1.0 if cap is None else cap, IGNORE_TARGET)
+    given = (vocab, *((1.0, 0.0) if cap is None else (cap, shift / cap)), IGNORE_TARGET)
     head_loss_rows[(rows,)](logits, targets, losses, *given, **switches, **sizes)
 
 
 def launch_targets(
-    slopes: Tensor, sums: Tensor, x: Tensor, weight: Tensor, targets: Tensor, losses: Tensor, shares: Tensor, cap: float
+    slopes: Tensor,
+    sums: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    losses: Tensor,
+    shares: Tensor,
+    bounds: tuple[float, float],
 ) -> Tensor:
     """Losses of these rows into `losses`. `slopes` and `sums` are those of `gemm_pingpong.slopes_and_sums`. Unless
     `shares` is empty, the slopes at targets are exchanged, so that shares·slopes is the gradient of the logits; back
     comes x times its share."""
     (rows, vocab), (parts, width) = slopes.shape, (sums.size(0), x.size(1))
-    shared_x = torch.empty_like(x)
+    shared_x, given = torch.empty_like(x), (bounds[0], bounds[1] / bounds[0], IGNORE_TARGET)
     tensors = (slopes, sums, x, weight, targets, losses, shares, shared_x)
     sizes = {"PARTS": triton.next_power_of_2(parts), "WIDTH": triton.next_power_of_2(width), "ROWS": TARGET_ROWS}
     options = {"WITH_GRADIENT": len(shares) > 0, "HARDWARE": _by_hardware(slopes), "num_warps": TARGET_WARPS}
     grid = (triton.cdiv(rows, TARGET_ROWS),)
-    head_loss_targets[grid](*tensors, rows, parts, vocab, width, cap, IGNORE_TARGET, **sizes, **options)
+    head_loss_targets[grid](*tensors, rows, parts, vocab, width, *given, **sizes, **options)
     return shared_x
 
 
@@ -290,7 +299,7 @@ def _by_hardware(logits: Tensor) -> bool:
 
 
 @_head_loss.register_fake
-def _(x, weight, targets, cap, with_gradient, chunk_tokens):
+def _(x, weight, targets, cap, shift, with_gradient, chunk_tokens):
     total, rows = x.new_empty((), dtype=torch.float32), x.size(0) if with_gradient else 0
     grads = (torch.empty_like(x), torch.empty_like(weight)) if with_gradient else (x.new_empty(0), weight.new_empty(0))
     return total, grads[0], x.new_empty(rows, dtype=torch.float32), grads[1]
@@ -303,7 +312,7 @@ def _keep(ctx, inputs, output) -> None:
 def _scale(ctx, grad_total, *_):
     grad_x, shares, grad_weight = ctx.saved_tensors
     scaled_x = (grad_total * shares[:, None] * grad_x).to(grad_x.dtype)
-    return scaled_x, (grad_total * grad_weight).to(grad_weight.dtype), *(None,) * 4
+    return scaled_x, (grad_total * grad_weight).to(grad_weight.dtype), *(None,) * 5
 
 
 _head_loss.register_autograd(_scale, setup_context=_keep)

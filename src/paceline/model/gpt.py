@@ -93,6 +93,11 @@ class GPT(nn.Module):
         self.terms = tuple(loss_term(term.name) for term in config.loss_terms)
         declare(self, spec.trunk(config))
         self.embeddings = Embeddings(config, seams.look_up)
+        self.mixes = nn.ModuleDict()
+        if config.mixes:
+            from paceline.model.mix import Mix
+
+            self.mixes.update({str(at.before): Mix(config, at) for at in config.mixes})
         self.blocks = nn.ModuleList(
             Block(config, layer, seams.attention, seams.mlp, seams.matmul) for layer in config.layers
         )
@@ -102,6 +107,7 @@ class GPT(nn.Module):
         for dim in self.rotary_dims:
             for name, table in zip(("cos", "sin"), rotary_tables(config.rotary, dim), strict=True):
                 self.register_buffer(f"rotary_{name}_{dim}", table, persistent=False)
+        self.bounds = config.softcap, config.softcap_shift
         self.read_later = config.read_later  # here: the compiler does not enter a cached property's lock
         self.dropout = None
         if config.dropout:
@@ -122,9 +128,9 @@ class GPT(nn.Module):
         if self.sampler is not None and torch.is_grad_enabled() and self.sampler.count:
             main = self._sampled_loss(x.view(*targets.shape, -1), targets)
         else:
-            losses = self.loss(x, self._head_rows(), targets.flatten(), self.config.softcap)
+            losses = self.loss(x, self._head_rows(), targets.flatten(), *self.bounds)
             main = losses.view(targets.shape) if losses.dim() else losses
-        inputs = LossInputs(x, self._head_rows(), tokens, targets, self.config.softcap)
+        inputs = LossInputs(x, self._head_rows(), tokens, targets, *self.bounds)
         return Losses(main, tuple(total(inputs) for total in self.terms))
 
     def _sampled_loss(self, x: Tensor, targets: Tensor) -> Tensor:
@@ -133,7 +139,7 @@ class GPT(nn.Module):
         head, losses = self._head_rows(), []
         for number, (row, wanted) in enumerate(zip(x, targets, strict=True)):
             candidates, places = self.sampler(wanted, number)
-            losses.append(self.loss(row, head[candidates], places, self.config.softcap))
+            losses.append(self.loss(row, head[candidates], places, *self.bounds))
         stacked = torch.stack(losses)
         return stacked if stacked.dim() == 2 else stacked.sum()
 
@@ -143,7 +149,7 @@ class GPT(nn.Module):
 
     def head_of(self, x: Tensor) -> Tensor:
         """Logits from the residual stream."""
-        return cap_logits(F.linear(self._head_input(x), self._head_rows()), self.config.softcap)
+        return cap_logits(F.linear(self._head_input(x), self._head_rows()), *self.bounds)
 
     def _head_input(self, x: Tensor) -> Tensor:
         normed: Tensor = self.final_norm(x)
@@ -182,11 +188,12 @@ class GPT(nn.Module):
         if ngrams is not None:
             x = x + self.ngram_gate * ngrams
         skips: list[Tensor] = []
-        kept: dict[int, Tensor] = {}  # outputs of layers that later ones read
+        kept = {-1: x} if -1 in self.read_later else {}  # outputs of layers that later ones read; -1: before the first
         first_v: Tensor | None = None  # block 0's own values, which the `residual` value path mixes into all others
         rows: dict[int, Tensor] = {}  # of the value tables looked up so far; a second layer uses the same
         rotary = {dim: self.rotary(positions, dim) for dim in self.rotary_dims}
         for layer, block in zip(self.config.layers, self.blocks, strict=True):
+            x = self._mixed(x, layer.index, kept)
             shape, later = layer.attention, self.config.unet_skips and layer.index >= half
             table = None if shape is None else shape.value_table
             if shape is not None and table is not None and table not in rows:
@@ -207,7 +214,14 @@ class GPT(nn.Module):
                 skips.append(x)
         if self.config.backout_layer is not None:
             x = x - self.backout * kept[self.config.backout_layer]
-        return x
+        return self._mixed(x, self.config.num_layers, kept)
+
+    def _mixed(self, x: Tensor, layer: int, kept: dict[int, Tensor]) -> Tensor:
+        """With the earlier streams that are added before a layer, or before the head."""
+        if str(layer) not in self.mixes:
+            return x
+        mix = self.mixes[str(layer)]
+        return mix(x, [kept[source] for source in mix.sources])
 
     def keep_row_gradients(self, table: str, store: RowGradients) -> None:
         """From now on the gradient of a lookup table goes to `store`, not to its `.grad`."""

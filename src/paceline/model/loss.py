@@ -14,8 +14,9 @@ from paceline.core.errors import ConfigError
 from paceline.core.units import IGNORE_TARGET as IGNORE_TARGET
 from paceline.settings import plugins
 
-HeadLoss = Callable[[Tensor, Tensor, Tensor, float | None], Tensor]
-"""(x (N, width), head rows (V, width), targets (N,), cap) -> loss of every token, (N,) fp32, or their total, 0-D."""
+HeadLoss = Callable[[Tensor, Tensor, Tensor, float | None, float], Tensor]
+"""(x (N, width), head rows (V, width), targets (N,), cap, shift) -> loss of every token, (N,) fp32, or their total,
+0-D."""
 
 
 class Losses(NamedTuple):
@@ -36,21 +37,23 @@ class LossInputs:
     tokens: Tensor
     targets: Tensor
     cap: float | None
+    shift: float = 0.0
 
 
 TermLoss = Callable[[LossInputs], Tensor]
 """The total of a term over tokens, 0-D fp32; targets that do not count add nothing."""
 
 
-def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
-    """c·tanh(logits/c) in fp32; without a cap only the cast."""
+def cap_logits(logits: Tensor, cap: float | None, shift: float = 0.0) -> Tensor:
+    """c·tanh((logits + shift)/c) in fp32; without a cap only the cast."""
     logits = logits.float()
-    return logits if cap is None else cap * torch.tanh(logits / cap)
+    return logits if cap is None else cap * torch.tanh((logits + shift if shift else logits) / cap)
 
 
-def head_loss(x: Tensor, weight: Tensor, targets: Tensor, cap: float | None) -> Tensor:
+def head_loss(x: Tensor, weight: Tensor, targets: Tensor, cap: float | None, shift: float = 0.0) -> Tensor:
     """-log softmax(capped logits)[target]. Padding rows of the head take part in the softmax."""
-    return F.cross_entropy(cap_logits(x @ weight.T, cap), targets, reduction="none", ignore_index=IGNORE_TARGET)
+    logits = cap_logits(x @ weight.T, cap, shift)
+    return F.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORE_TARGET)
 
 
 def loss_term(name: str) -> TermLoss:

@@ -24,6 +24,7 @@ ADAM_RATES = {
     "scalars": "scalar_lr",
     "vectors": "vector_lr",
     "gates": "gate_lr",
+    "mixes": "mix_lr",
     "ngrams": "ngram_lr",
 }
 """The field of `optim.adam` that holds a group's rate."""

@@ -128,6 +128,18 @@ class LayerOverride(Limited, prefix="model.layer_overrides: "):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MixConfig(Limited, prefix="model.mixes: "):
+    """At one place, streams of earlier places are added, each times a weight that a small network gives each token."""
+
+    before: int
+    """The layer before which it stands; `num_layers`: the head."""
+    sources: tuple[int, ...]
+    """Layers whose outputs are added; -1: the stream before the first."""
+    starts: tuple[float, ...]
+    """The weight of each at the start, for every token."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionLayer:
     """The attention of one layer, every choice made."""
 
@@ -210,6 +222,8 @@ class LossTerm(Limited, prefix="model.loss_terms: "):
     """Factor on its mean over tokens; a stage may scale it."""
 
 
+MIX_WIDTH, MIX_SCALE = 64, 0.1
+"""Hidden width of a mix's network, and the factor on what it gives."""
 GATE_INPUTS, SMEAR_INPUTS = 6, 12
 """Numbers that a value gate reads of the layer's input and of a row, and the smear of an embedding."""
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu2", "swiglu")
@@ -317,7 +331,9 @@ class ModelConfig(Limited, prefix="--model."):
     """Blocks that have no attention sub-layer, nor a value table of their own; their MLP, scalars and skips stay.
     Negative: from the end."""
     softcap: Annotated[float | None, SOFTCAP] = None
-    """Logits become c * tanh(logits / c)."""
+    """Logits become c * tanh((logits + softcap_shift) / c)."""
+    softcap_shift: Annotated[float, FINITE] = 0.0
+    """Of the cap: with a third of c, rare tokens' logits have room below, and likely ones are bent sooner."""
     candidates: Annotated[int | None, at_least(1)] = None
     """Sampled softmax: in training, compute logits of so many token ids a sequence, its targets among them; a stage may
     change the number. None: all ids."""
@@ -328,6 +344,8 @@ class ModelConfig(Limited, prefix="--model."):
     """A second window, counted in the same unit, for layers whose override says `long`."""
     layer_overrides: Hidden[tuple[LayerOverride, ...]] = ()
     """Layers that differ from the others; set by a preset or a config file."""
+    mixes: Hidden[tuple[MixConfig, ...]] = ()
+    """Places where earlier streams are added; set by a preset or a config file."""
     loss_terms: Hidden[tuple[LossTerm, ...]] = ()
     """Further losses, each added with its weight in training; validation leaves them out."""
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
@@ -340,6 +358,8 @@ class ModelConfig(Limited, prefix="--model."):
         if (joined := self.num_heads * self.head_dim) != self.width:
             product = f"--model.num-heads {self.num_heads} x --model.head-dim {self.head_dim} = {joined}"
             raise ConfigError(f"{product} is not --model.width {self.width}; heads must divide the width")
+        if self.softcap_shift and self.softcap is None:
+            raise ConfigError(f"--model.softcap-shift {self.softcap_shift} needs --model.softcap")
         self._check_values()
         self._check_layers()
         if self.candidates is not None and self.candidates > self.lm_head_rows:
@@ -393,6 +413,15 @@ class ModelConfig(Limited, prefix="--model."):
             raise ConfigError(
                 f"--model.smear reads {SMEAR_INPUTS} numbers of an embedding; --model.width is {self.width}"
             )
+        for mix in self.mixes:
+            if not 0 < mix.before <= self.num_layers or not all(-1 <= layer < mix.before for layer in mix.sources):
+                raise ConfigError(
+                    f"model.mixes: before {mix.before} with sources {mix.sources}: sources are earlier layers, or -1"
+                )
+            if len(mix.starts) != len(mix.sources) or not all(map(math.isfinite, mix.starts)):
+                raise ConfigError(f"model.mixes: starts {mix.starts} are not a finite number for each of {mix.sources}")
+        if len({mix.before for mix in self.mixes}) < len(self.mixes):
+            raise ConfigError("model.mixes: two stand before the same layer; make them one")
         for each in self.layers:
             self._check_layer(each)
 
@@ -476,6 +505,7 @@ class ModelConfig(Limited, prefix="--model."):
     def read_later(self) -> frozenset[int]:
         """Layers whose output is read again: by a skip, by another layer's attention, before the head."""
         read = {shape.attends_to for shape in self.attending} | {self.backout_layer, self.skip and self.skip[0]}
+        read |= {layer for mix in self.mixes for layer in mix.sources}
         return frozenset(layer for layer in read if layer is not None)
 
     @property

@@ -88,6 +88,8 @@ class AdamConfig(Limited, prefix="--optim.adam."):
     """Rate of the weights of norms and of biases."""
     gate_lr: Annotated[float, NOT_NEGATIVE] = 0.008
     """Rate of the small matrices of gates."""
+    mix_lr: Annotated[float, NOT_NEGATIVE] = 0.002
+    """Rate of the small networks of mixes."""
     ngram_lr: Annotated[float, NOT_NEGATIVE] = 0.56
     """Rate of the n-gram tables, which adam_rows moves."""
     beta1: Annotated[float, BELOW_1] = 0.8

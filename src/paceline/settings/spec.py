@@ -12,9 +12,21 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from paceline.settings.model import GATE_INPUTS, SMEAR_INPUTS, AttentionLayer, DType, LayerConfig, ModelConfig
+from paceline.settings.model import (
+    GATE_INPUTS,
+    MIX_SCALE,
+    MIX_WIDTH,
+    SMEAR_INPUTS,
+    AttentionLayer,
+    DType,
+    LayerConfig,
+    MixConfig,
+    ModelConfig,
+)
 
-Group = Literal["matrices", "embeddings", "value_embeddings", "ngrams", "lm_head", "scalars", "vectors", "gates"]
+Group = Literal[
+    "matrices", "embeddings", "value_embeddings", "ngrams", "lm_head", "scalars", "vectors", "gates", "mixes"
+]
 """Parameters that the optimizer treats alike. A new kind of parameter may have a group of its own."""
 WorkClass = Literal["mlp", "attention_projections", "head_and_loss"]
 """Where a product's time is counted."""
@@ -169,6 +181,15 @@ def trunk(config: ModelConfig) -> Part:
     return Part((*skips, *heads), (_product(head, "head_and_loss"),))
 
 
+def mix(config: ModelConfig, at: MixConfig) -> Part:
+    """The network of a mix: its second matrix starts at 0, so that the weights start as stated."""
+    hidden = replace(_gate("hidden", MIX_WIDTH, config.width), init=uniform(config.width), group="mixes")
+    weights = replace(_gate("weights", len(at.sources), MIX_WIDTH), group="mixes")
+    starts = Init("values", values=tuple(start / MIX_SCALE for start in at.starts))
+    bias = Parameter(name="bias", shape=(len(at.sources),), group="mixes", dtype="fp32", init=starts)
+    return Part((hidden, weights, bias), tuple(_product(each, "head_and_loss") for each in (hidden, weights)))
+
+
 def _table(config: ModelConfig, name: str, width: int, group: Group, init: Init, *, dense: bool) -> Parameter:
     """A row for each token id. A gradient is `dense` where a table is also multiplied with, or looked up in pieces."""
     gradient: Literal["dense", "either"] = "dense" if dense else "either"
@@ -264,6 +285,7 @@ class Description:
 @lru_cache(maxsize=64)
 def describe(config: ModelConfig) -> Description:
     parts = [("", trunk(config)), ("embeddings.", embeddings(config))]
+    parts += [(f"mixes.{at.before}.", mix(config, at)) for at in config.mixes]
     for layer in config.layers:
         path = f"blocks.{layer.index}."
         parts.append((path, block(config, layer)))

@@ -155,6 +155,7 @@ def test_pieces_of_any_length_give_the_logits_of_the_whole() -> None:
         {"norm": "rms_weighted", "activation": "swiglu", "biases": True},
         {"norm": "layer"},
         {"layers_without_attention": (0, -1)},
+        {"softcap": 3.0, "softcap_shift": 1.0},
         {"x0_mix": False, "unet_skips": False, "document_mask": False, "softcap": None, "embedding_norm": True},
     ],
     ids=lambda changes: "-".join(changes),

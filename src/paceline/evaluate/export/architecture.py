@@ -22,7 +22,7 @@ ARCHITECTURE = "PacelineForCausalLM"
 SAME_NAMES = (
     "activation", "attention_branch_scale", "backout_layer", "biases", "document_mask", "embedding_norm",
     "embedding_rows", "head_dim", "norm", "norm_eps", "qk_norm", "qk_norm_eps", "residual_scales", "skip", "softcap",
-    "tied_lm_head", "unet_skips", "x0_mix",
+    "softcap_shift", "tied_lm_head", "unet_skips", "x0_mix",
 )  # fmt: skip
 """What config.json calls as `ModelConfig` does."""
 
@@ -32,6 +32,7 @@ def check_exportable(model: ModelConfig) -> None:
     used = {
         "smear": model.smear,
         "ngrams": bool(model.ngrams.tables),
+        "mixes": bool(model.mixes),
         "layer_overrides: key_offset": any(shape.key_offset for shape in model.attending),
     }
     for name in (name for name, on in used.items() if on):

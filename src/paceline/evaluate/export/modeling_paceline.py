@@ -346,4 +346,4 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
         weight = self.embed_tokens.weight if self.config.tied_lm_head else self.lm_head.weight
         logits = linear(self.final_norm(x), weight, self.products_dtype(x.device)).float()
         cap: float | None = self.config.softcap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        return logits if cap is None else cap * torch.tanh((logits + self.config.softcap_shift) / cap)

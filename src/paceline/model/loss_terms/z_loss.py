@@ -14,10 +14,11 @@ def total(inputs: LossInputs) -> Tensor:
     """Σ log²Z over the tokens that count."""
     counted = inputs.targets.flatten() != IGNORE_TARGET
     chunks = zip(inputs.x.split(CHUNK_TOKENS), counted.split(CHUNK_TOKENS), strict=True)
-    parts = [checkpoint(_squares, x, inputs.head, here, inputs.cap, use_reentrant=False) for x, here in chunks]
+    given = inputs.head, inputs.cap, inputs.shift
+    parts = [checkpoint(_squares, x, here, *given, use_reentrant=False) for x, here in chunks]
     return torch.stack(parts).sum()
 
 
-def _squares(x: Tensor, head: Tensor, counted: Tensor, cap: float | None) -> Tensor:
-    log_z = torch.logsumexp(cap_logits(x @ head.T, cap), dim=-1)
+def _squares(x: Tensor, counted: Tensor, head: Tensor, cap: float | None, shift: float) -> Tensor:
+    log_z = torch.logsumexp(cap_logits(x @ head.T, cap, shift), dim=-1)
     return torch.where(counted, log_z, 0.0).square().sum()
