@@ -47,6 +47,13 @@ def sign_rows(tokens: Tensor, before: Tensor | None, n: int, rows: int) -> Tenso
     return torch.where(grams[-1] >= 0, hashed(grams, SIGN_HASH[n]) & (rows - 1), 0).long()
 
 
+def drawn_signs(config: ModelConfig) -> Tensor:
+    """(sign rows, width) of ±1, the same for every model of these sizes."""
+    generator = torch.Generator().manual_seed(SIGN_SEED)
+    drawn = torch.randint(2, (config.ngrams.sign_rows, config.width), generator=generator) * 2 - 1
+    return drawn.to(torch_dtype(config.precision.compute))
+
+
 class Ngrams(nn.Module):
     """The rows of all n-gram tables with their signs, added up. `rows_of` looks up: (ids, n) -> rows."""
 
@@ -55,9 +62,7 @@ class Ngrams(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config, self.tables = config.ngrams, config.ngrams.tables
-        generator = torch.Generator().manual_seed(SIGN_SEED)
-        drawn = torch.randint(2, (config.ngrams.sign_rows, config.width), generator=generator) * 2 - 1
-        self.register_buffer("signs", drawn.to(torch_dtype(config.precision.compute)), persistent=False)
+        self.register_buffer("signs", drawn_signs(config), persistent=False)
 
     def forward(self, tokens: Tensor, before: Tensor | None, rows_of: Callable[[Tensor, int], Tensor]) -> Tensor:
         """(B, T, width)."""

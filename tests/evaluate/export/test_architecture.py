@@ -18,7 +18,6 @@ NOT_NEEDED = {
         "zero_init_outputs",
         "attention_output_starts",
         "value_init_std",
-        "ngrams.sign_rows",
         "precision.round_matrices_at_init",
     ),  # how a run begins
     *("window.start_tokens", "window.growth_tokens", "window.quantum_tokens"),  # the window of the step is exported

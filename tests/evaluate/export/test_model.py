@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from model.lively import BETWEEN_LAYERS, LAYERS_OF_MANY_SHAPES, PREVIOUS_TOKENS, WINDOWS, lively, small, windows_of
-from paceline.core.errors import UserError
 from paceline.core.probe import bf16_products
 from paceline.evaluate.config import SamplingConfig
 from paceline.evaluate.export import configuration_paceline, modeling_paceline
-from paceline.evaluate.export.architecture import generation_config, hf_config, hf_weights
+from paceline.evaluate.export.architecture import fixed_tensors, generation_config, hf_config, hf_weights
 from paceline.evaluate.export.configuration_paceline import PacelineConfig
 from paceline.evaluate.export.modeling_paceline import PacelineForCausalLM
 from paceline.evaluate.generate import generate
@@ -23,10 +22,8 @@ from paceline.model.gpt import GPT
 from paceline.model.masks import Windows, window_tensor
 from paceline.recipes.presets import PRESETS
 from paceline.recipes.scaling import scaled
-from paceline.settings.model import LayerOverride, NgramConfig
 
 GREEDY = SamplingConfig(temperature=0.0)
-KEY_OFFSET = (LayerOverride(layers=(0,), key_offset=True),)
 FP32 = {"rtol": 1e-4, "atol": 1e-4}
 every_unit = pytest.mark.parametrize("unit", WINDOWS)
 
@@ -39,7 +36,7 @@ def exported(model: GPT, *, window: int) -> PacelineForCausalLM:
 def exported_with(model: GPT, windows: Windows) -> PacelineForCausalLM:
     written = hf_config(model.config, sequence_tokens=256, windows=windows, end_of_text=model.end_of_text)
     other = PacelineForCausalLM(PacelineConfig(**written))
-    other.load_state_dict(hf_weights(model.config, model.state_dict()))
+    other.load_state_dict(hf_weights(model.config, model.state_dict()) | fixed_tensors(model.config))
     other.generation_config.update(**generation_config(model.config, end_of_text=model.end_of_text))
     return other.eval()
 
@@ -166,7 +163,11 @@ def test_switches_in_other_combinations_than_the_presets_are_exported_too(change
     torch.testing.assert_close(found, our_logits(model, tokens, 128), **FP32)
 
 
-@pytest.mark.parametrize("changes", [LAYERS_OF_MANY_SHAPES, BETWEEN_LAYERS], ids=["shapes", "between layers"])
+@pytest.mark.parametrize(
+    "changes",
+    [LAYERS_OF_MANY_SHAPES, BETWEEN_LAYERS, PREVIOUS_TOKENS],
+    ids=["shapes", "between layers", "previous tokens"],
+)
 def test_layers_of_many_kinds_with_two_windows_are_exported_too(changes: dict[str, Any]) -> None:
     model, tokens, windows = small("blocks", **changes), drawn(2, 500), (128, 384)
     found = logits_by_pieces(exported_with(model, windows), tokens.split([340, 160], dim=1))
@@ -176,22 +177,11 @@ def test_layers_of_many_kinds_with_two_windows_are_exported_too(changes: dict[st
 
 
 @pytest.mark.parametrize(
-    ("switch", "changes"),
-    [
-        ("smear", {}),
-        ("ngrams", {"smear": False}),
-        ("layer_overrides: key_offset", {"smear": False, "ngrams": NgramConfig(), "layer_overrides": KEY_OFFSET}),
-    ],
+    "changes", [{}, PREVIOUS_TOKENS | {"long_window": WINDOWS["blocks"]}], ids=["plain", "previous"]
 )
-def test_what_reads_the_tokens_before_is_refused_by_name(switch: str, changes: dict[str, Any]) -> None:
-    config = small("blocks", **PREVIOUS_TOKENS | changes).config
-    with pytest.raises(UserError, match=f"does not know model.{switch}; use --to safetensors"):
-        hf_config(config, sequence_tokens=256, windows=(128, 256), end_of_text=0)
-
-
-def test_padding_between_tokens_shifts_nothing_and_opens_no_document() -> None:
+def test_padding_between_tokens_shifts_nothing_and_opens_no_document(changes: dict[str, Any]) -> None:
     """As when texts of a batch that are already in the cache go on with texts of unequal length."""
-    model, tokens, gap = small("blocks"), drawn(1, 200), 130
+    model, tokens, gap = small("blocks", **changes), drawn(1, 200), 130
     tokens[0, 50:] += tokens[0, 50:] == 0
     filled = torch.cat([tokens[:, :100], tokens.new_zeros(1, gap), tokens[:, 100:]], dim=1)
     real = torch.ones_like(filled)

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.core.errors import UserError
 from paceline.core.units import BLOCK_TOKENS
 from paceline.model.masks import Windows
-from paceline.settings.model import GATE_INPUTS, DType, ModelConfig
+from paceline.model.previous import drawn_signs
+from paceline.settings.model import GATE_INPUTS, MIX_WIDTH, DType, ModelConfig
 from paceline.text.tokenizer import END_OF_TEXT
 
 DTYPES: dict[DType, str] = {"fp32": "float32", "bf16": "bfloat16"}
@@ -22,28 +22,15 @@ ARCHITECTURE = "PacelineForCausalLM"
 SAME_NAMES = (
     "activation", "attention_branch_scale", "backout_layer", "biases", "document_mask", "embedding_norm",
     "embedding_rows", "head_dim", "norm", "norm_eps", "qk_norm", "qk_norm_eps", "residual_scales", "skip", "softcap",
-    "softcap_shift", "tied_lm_head", "unet_skips", "x0_mix",
+    "smear", "softcap_shift", "tied_lm_head", "unet_skips", "x0_mix",
 )  # fmt: skip
 """What config.json calls as `ModelConfig` does."""
-
-
-def check_exportable(model: ModelConfig) -> None:
-    """Raise UserError, naming the switch, if an export would be another model."""
-    used = {
-        "smear": model.smear,
-        "ngrams": bool(model.ngrams.tables),
-        "mixes": bool(model.mixes),
-        "layer_overrides: key_offset": any(shape.key_offset for shape in model.attending),
-    }
-    for name in (name for name, on in used.items() if on):
-        raise UserError(f"--to hf: the exported model does not know model.{name}; use --to safetensors")
 
 
 def hf_config(model: ModelConfig, *, sequence_tokens: int, windows: Windows, end_of_text: int) -> dict[str, Any]:
     """config.json. Weights are loaded in float32, which holds every number of a checkpoint. `sequence_tokens`: of
     training, which other programs take as the most to give the model at once, as `paceline evaluate` does. What may
     differ by layer is a list with an entry for each, 0 where a layer has no such thing."""
-    check_exportable(model)
     by_kind = dict(zip(model.windows, windows, strict=True))
     shapes, turns = [layer.attention for layer in model.layers], model.positions == "rotary"
     return {
@@ -67,6 +54,12 @@ def hf_config(model: ModelConfig, *, sequence_tokens: int, windows: Windows, end
         "score_scales": [0 if s is None else s.scale for s in shapes],
         "attends_to": [None if s is None else s.attends_to for s in shapes],
         "x0_gates": [layer.x0_gate for layer in model.layers],
+        "ngram_gates": [layer.ngram_gate for layer in model.layers],
+        "ngram_rows": {str(n): rows for n, rows in model.ngrams.tables.items()},
+        "sign_rows": model.ngrams.sign_rows,
+        "key_offsets": [s is not None and s.key_offset for s in shapes],
+        "mixes": {str(mix.before): mix.sources for mix in model.mixes},
+        "mix_width": MIX_WIDTH,
         "intermediate_size": model.mlp_width,
         "mlp_widths": [layer.mlp_width for layer in model.layers],
         "learned_positions": 0 if turns else model.rotary.max_tokens,
@@ -110,7 +103,14 @@ def hf_weights(model: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, T
     return {name: tensor for found in each for name, tensor in found.items()}
 
 
+def fixed_tensors(model: ModelConfig) -> dict[str, Tensor]:
+    """What an export holds besides the weights: the signs of n-grams."""
+    return {"ngram_signs": drawn_signs(model)} if model.ngrams.tables else {}
+
+
 def _exported(model: ModelConfig, name: str, tensor: Tensor) -> dict[str, Tensor]:
+    for part in ("smear", "ngrams."):
+        name = name.replace(f"embeddings.{part}", part)
     if name == "embeddings.value_chunks":
         names = [f"value_embeddings.{number}.weight" for number in model.value_table_widths]
         return _split(tensor, names, list(model.value_table_widths.values()), dim=1)

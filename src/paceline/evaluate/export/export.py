@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.core.errors import PacelineError, RunError, UserError
 from paceline.core.files import write_json
 from paceline.core.schema import to_dict
-from paceline.evaluate.export.architecture import generation_config, hf_config, hf_weights
+from paceline.evaluate.export.architecture import fixed_tensors, generation_config, hf_config, hf_weights
 from paceline.evaluate.export.model_card import model_card
 from paceline.evaluate.export.stock import stock_config, stock_shape, stock_weights
 from paceline.evaluate.export.tokenizer_files import library_tokenizer, tokenizer_config
@@ -54,7 +54,7 @@ def _write_hf(saved: SavedRun, folder: Path) -> None:
     weights, shape = saved.checkpoint.model, stock_shape(model)
     if shape is None:
         config = hf_config(model, sequence_tokens=length, windows=saved.windows, end_of_text=end_of_text)
-        tensors = hf_weights(model, weights)
+        tensors = hf_weights(model, weights) | fixed_tensors(model)
         for name in MODEL_FILES:
             shutil.copyfile(Path(__file__).with_name(name), folder / name)
     else:

@@ -1,8 +1,8 @@
 """A model trained with paceline, for inference in transformers: the training code's mathematics, written once more.
 
 This file travels with an exported model, so it needs torch and transformers only. Queries attend by the true positions
-and documents of the keys, which the cache keeps, so that padding on the left shifts nothing. The mask is dense: memory
-grows with the square of a prompt's length.
+and documents of the keys, which the cache keeps with the tokens themselves, so that padding on the left shifts nothing.
+The mask is dense: memory grows with the square of a prompt's length.
 
 Shape letters: B sequences, T tokens of this pass, S tokens seen so far (cached ones first), H heads, D head width.
 """
@@ -21,6 +21,10 @@ from .configuration_paceline import PacelineConfig
 CosSin = tuple[Tensor, Tensor]
 NO_POSITION = -1
 """Where padding stands: no query sees it."""
+ROW_HASH = {2: (36_313, 27_191), 3: (17_351, 60_961, 45_259)}
+SIGN_HASH = {2: (48_271, 30_011), 3: (58_699, 39_779, 26_801)}
+"""Multipliers of a token, the one before it and so on, by the length of the n-gram; products wrap in int32."""
+SMEAR_INPUTS, MIX_SCALE = 12, 0.1
 
 
 def rms_norm(x: Tensor, eps: float, weight: Tensor | None = None) -> Tensor:
@@ -96,6 +100,25 @@ def attention_mask_of(
     return seen[:, None]
 
 
+def slots_before(positions_BS: Tensor) -> Tensor:
+    """(B, S): the slot of the token before each, padding left out; -1: there is none."""
+    slots = torch.arange(positions_BS.size(1), device=positions_BS.device)
+    last = torch.where(positions_BS != NO_POSITION, slots, -1).cummax(-1).values
+    return F.pad(last[:, :-1], (1, 0), value=-1)
+
+
+def gathered(values_BS: Tensor, slots: Tensor) -> Tensor:
+    """The values at these slots (B, T); -1 where a slot is -1."""
+    return torch.where(slots >= 0, values_BS.gather(1, slots.clamp(min=0)), -1)
+
+
+def hashed(grams: list[Tensor], multipliers: tuple[int, ...]) -> Tensor:
+    total = grams[0] * multipliers[0]
+    for gram, by in zip(grams[1:], multipliers[1:], strict=True):
+        total = total ^ (gram * by)
+    return total
+
+
 class Pass(NamedTuple):
     """What all layers of a forward pass share."""
 
@@ -106,6 +129,10 @@ class Pass(NamedTuple):
     masks: dict[int, Tensor]
     """By window."""
     cache: Cache | None
+    before: Tensor
+    """(B, S): the slot of the token before each of those so far."""
+    grams: list[Tensor]
+    """The tokens of this pass, (B, T) int32, those before them and those before these; -1: none."""
 
 
 class Attention(nn.Module):
@@ -136,6 +163,11 @@ class Attention(nn.Module):
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         if given.cache is not None:
             k, v = given.cache.update(k, v, self.slot)
+        if c.key_offsets[layer]:
+            half, slots = self.qk_dim // 2, torch.arange(k.size(2), device=k.device)
+            at_rest = torch.arange(self.qk_dim, device=k.device) % half >= c.rotary_pairs[layer]
+            source = torch.where(given.before >= 0, given.before, slots)[:, None, :, None]
+            k = torch.where(at_rest, k.gather(2, source.expand_as(k)), k)
         group = c.num_attention_heads // c.num_key_value_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=c.score_scales[layer])
@@ -193,6 +225,7 @@ class Block(nn.Module):
         self.config, attends, hidden = config, config.attention_layers, config.mlp_widths[layer]
         self.x0_mix = nn.Parameter(torch.tensor([1.0, 0.0])) if config.x0_mix else None
         self.x0_gate = nn.Parameter(torch.zeros(1)) if config.x0_gates[layer] else None
+        self.ngram_gate = nn.Parameter(torch.zeros(1)) if config.ngram_gates[layer] else None
         self.residual_scales = nn.Parameter(torch.ones(1 + (hidden > 0))) if config.residual_scales else None
         self.attention_norm = Norm(config) if attends[layer] else None
         self.attention = Attention(config, layer, slot=sum(attends[:layer])) if attends[layer] else None
@@ -200,7 +233,13 @@ class Block(nn.Module):
         self.mlp = MLP(config, hidden) if hidden else None
 
     def forward(
-        self, x: Tensor, x0: Tensor, attended: Tensor | None, value_embed: Tensor | None, given: Pass
+        self,
+        x: Tensor,
+        x0: Tensor,
+        attended: Tensor | None,
+        value_embed: Tensor | None,
+        ngrams: Tensor | None,
+        given: Pass,
     ) -> tuple[Tensor, Tensor | None]:
         """The stream after this block, and its own values if it has attention. `attended`: the stream that attention
         reads, if not its own."""
@@ -213,6 +252,8 @@ class Block(nn.Module):
         x = self.kept(x, 0)
         if self.x0_gate is not None:
             x = x + scalar(self.config, self.x0_gate) * x0
+        if self.ngram_gate is not None:
+            x = x + scalar(self.config, self.ngram_gate) * ngrams
         if branch is not None:
             x = x + branch
         if self.mlp is not None and self.mlp_norm is not None:
@@ -222,6 +263,23 @@ class Block(nn.Module):
     def kept(self, x: Tensor, sub_layer: int) -> Tensor:
         """What a sub-layer is added to."""
         return x if self.residual_scales is None else self.residual_scales[sub_layer] * x
+
+
+class Mix(nn.Module):
+    """Streams of earlier layers, added by weights that each token gives itself."""
+
+    def __init__(self, config: PacelineConfig, sources: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(config.hidden_size, config.mix_width, bias=False)
+        self.weights = nn.Linear(config.mix_width, sources, bias=False)
+        self.bias = nn.Parameter(torch.zeros(sources))
+
+    def forward(self, x: Tensor, sources: list[Tensor], dtype: torch.dtype) -> Tensor:
+        inner = F.gelu(linear(x, self.hidden.weight, dtype))
+        shares = (MIX_SCALE * (linear(inner, self.weights.weight, dtype) + self.bias)).to(x.dtype)
+        for share, source in zip(shares.unbind(-1), sources, strict=True):
+            x = x + share[..., None] * source
+        return x
 
 
 class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
@@ -245,6 +303,14 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
             self.skip_gate = nn.Parameter(torch.zeros(1))
         if config.backout_layer is not None:
             self.backout = nn.Parameter(torch.zeros(1))
+        if config.smear:
+            self.smear, self.smear_gate = nn.Parameter(torch.zeros(1)), nn.Linear(SMEAR_INPUTS, 1, bias=False)
+        tables_of = {n: nn.Embedding(rows, config.hidden_size) for n, rows in config.ngram_rows.items()}
+        self.ngrams = nn.ModuleDict(tables_of)
+        if tables_of:
+            self.ngram_gate = nn.Parameter(torch.zeros(1))
+            self.register_buffer("ngram_signs", torch.ones(config.sign_rows, config.hidden_size))
+        self.mixes = nn.ModuleDict({before: Mix(config, len(sources)) for before, sources in config.mixes.items()})
         self.final_norm = Norm(config)
         if not config.tied_lm_head:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -271,19 +337,20 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError("paceline models take an attention mask of (batch, tokens) and the default, growing cache")
         if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
             past_key_values = DynamicCache()
-        positions, masks = self.positions_and_masks(input_ids, attention_mask, position_ids, past_key_values)
+        positions, masks, before, grams = self.seen(input_ids, attention_mask, position_ids, past_key_values)
         rotary = {pairs: rotary_rows(self.config, positions, pairs) for pairs in set(self.config.rotary_pairs) if pairs}
         dtype = self.products_dtype(input_ids.device)
-        x = self.stream(input_ids, positions, Pass(dtype, rotary, masks, past_key_values))
+        x = self.stream(input_ids, positions, Pass(dtype, rotary, masks, past_key_values, before, grams))
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.head(x[:, kept])
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=self.config.vocab_size)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
 
-    def positions_and_masks(
+    def seen(
         self, tokens_BT: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Positions of this pass's tokens, (B, T), and which keys each sees, (B, 1, T, S), by window."""
+    ) -> tuple[Tensor, dict[int, Tensor], Tensor, list[Tensor]]:
+        """Positions of this pass's tokens, (B, T); which keys each sees, (B, 1, T, S), by window; and `before` and
+        `grams` of the pass."""
         tokens = tokens_BT.size(1)
         past = 0 if cache is None else cache.get_seq_length()
         if attention_mask is None:
@@ -293,39 +360,51 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
         real = attention_mask[:, -tokens:] != 0
         positions = torch.where(real, position_ids, NO_POSITION)
         documents = (real & (tokens_BT == self.config.end_of_text)).cumsum(-1)  # end-of-text opens one
-        positions_BS, documents_BS = self.remembered(positions, documents, cache)
+        positions_BS, documents_BS, tokens_BS = self.remembered(positions, documents, tokens_BT, cache)
+        before = slots_before(positions_BS)
+        earlier = gathered(before, before[:, -tokens:])
+        grams = [tokens_BT, gathered(tokens_BS, before[:, -tokens:]), gathered(tokens_BS, earlier)]
         masks = {
             window: attention_mask_of(self.config, positions_BS, documents_BS, tokens, window)
             for window in set(self.config.window_tokens)
         }
-        return positions.clamp(min=0), masks
+        return positions.clamp(min=0), masks, before, [gram.to(torch.int32) for gram in grams]
 
-    def remembered(self, positions: Tensor, documents: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor]:
-        """Positions and documents of all tokens so far, each (B, S). They take a layer of the cache after those of
+    def remembered(
+        self, positions: Tensor, documents: Tensor, tokens: Tensor, cache: Cache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Positions, documents and ids of all tokens so far, each (B, S). They take a layer of the cache after those of
         keys and values, so that whatever reorders or crops a cache does the same to them."""
         if cache is None:
-            return positions, documents
+            return positions, documents, tokens
         slot = sum(self.config.attention_layers)
         while len(cache.layers) <= slot:
             cache.layers.append(DynamicLayer())
         if cache.layers[slot].get_seq_length():
             documents = documents + cache.layers[slot].values[:, 0, -1]
-        found = cache.update(positions[:, None, :, None], documents[:, None, :, None], slot)
-        return found[0][:, 0, :, 0], found[1][:, 0, :, 0]
+        keys, values = cache.update(torch.stack([positions, tokens], -1)[:, None], documents[:, None, :, None], slot)
+        return keys[:, 0, :, 0], values[:, 0, :, 0], keys[:, 0, :, 1]
 
     def stream(self, tokens: Tensor, positions: Tensor, given: Pass) -> Tensor:
         """The residual stream after the last block, (B, T, width)."""
         c, dtype = self.config, given.dtype
-        x: Tensor = self.embed_tokens(tokens)
-        if c.learned_positions:
-            x = x + self.embed_positions(positions)
-        x = x.to(torch.float32 if c.stream_in_fp32 else dtype)
+        x = self.placed(tokens, positions, dtype)
+        if c.smear:
+            last = self.placed(given.grams[1].clamp(min=0), (positions - 1).clamp(min=0), dtype)
+            last = torch.where(given.grams[1][..., None] >= 0, last, torch.zeros_like(last))
+            open_by = torch.sigmoid(x[..., :SMEAR_INPUTS].float() @ self.smear_gate.weight.float().T)
+            x = x + (scalar(c, self.smear) * open_by).to(x.dtype) * last
         if c.embedding_norm:
             x = rms_norm(x, c.norm_eps)
         x0, first, half = x, None, c.num_hidden_layers // 2
-        read_later = {*c.attends_to, c.backout_layer, *(c.skip or ()), *(range(half) if c.unet_skips else ())}
-        after: dict[int, Tensor] = {}  # those layers
+        ngrams = self.ngrams_of(given.grams).to(x.dtype) if c.ngram_rows else None
+        if ngrams is not None:
+            x = x + scalar(c, self.ngram_gate) * ngrams
+        mixed = {source for sources in c.mixes.values() for source in sources}
+        read_later = {*c.attends_to, c.backout_layer, *(c.skip or ()), *(range(half) if c.unet_skips else ()), *mixed}
+        after = {-1: x}  # those layers; -1: before the first
         for layer, block in enumerate(self.layers):
+            x = self.mixed(x, layer, after, dtype)
             if c.unet_skips and layer >= half:
                 x = x + self.skip_weights[layer - half] * after[2 * half - 1 - layer]
             if c.skip is not None and layer == c.skip[1]:
@@ -334,12 +413,35 @@ class PacelineForCausalLM(PreTrainedModel, GenerationMixin):
             value_embed = first
             if table is not None:  # (B, T, H_kv, D)
                 value_embed = self.value_embeddings[str(table)](tokens).to(dtype).unflatten(-1, (-1, c.v_dims[layer]))
-            x, raw_v = block(x, x0, None if source is None else after[source], value_embed, given)
+            x, raw_v = block(x, x0, None if source is None else after[source], value_embed, ngrams, given)
             if c.value_residual and layer == 0:
                 first = raw_v
             if layer in read_later:
                 after[layer] = x
-        return x if c.backout_layer is None else x - scalar(c, self.backout) * after[c.backout_layer]
+        x = x if c.backout_layer is None else x - scalar(c, self.backout) * after[c.backout_layer]
+        return self.mixed(x, c.num_hidden_layers, after, dtype)
+
+    def placed(self, tokens: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """Token rows, with those of their positions where such are learned, in the format of the stream."""
+        x: Tensor = self.embed_tokens(tokens)
+        if self.config.learned_positions:
+            x = x + self.embed_positions(positions)
+        return x.to(torch.float32 if self.config.stream_in_fp32 else dtype)
+
+    def ngrams_of(self, grams: list[Tensor]) -> Tensor:
+        """(B, T, width): the signed rows of all n-gram tables, added up."""
+        signs, found = self.config.sign_rows, []
+        for name, rows in self.config.ngram_rows.items():
+            n, whole = int(name), grams[int(name) - 1] >= 0
+            row = torch.where(whole, hashed(grams[:n], ROW_HASH[n]) % (rows - 1), rows - 1).long()
+            sign = torch.where(whole, hashed(grams[:n], SIGN_HASH[n]) & (signs - 1), 0).long()
+            found.append(self.ngrams[name](row) * self.ngram_signs[sign])
+        return torch.stack(found).sum(0) if len(found) > 1 else found[0]
+
+    def mixed(self, x: Tensor, layer: int, after: dict[int, Tensor], dtype: torch.dtype) -> Tensor:
+        """With the earlier streams that are added before a layer, or before the head."""
+        sources = self.config.mixes.get(str(layer))
+        return x if sources is None else self.mixes[str(layer)](x, [after[source] for source in sources], dtype)
 
     def head(self, x: Tensor) -> Tensor:
         """(B, T, width) -> (B, T, vocab_size) fp32, capped."""
