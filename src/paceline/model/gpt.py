@@ -124,7 +124,7 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor, windows: Tensor) -> Losses:
         """`main` is the loss of every token, (B, T) fp32, or only their total, 0-D, where the head's back end gives no
         more: only its sum is well defined. `terms` are totals, in the order of `config.loss_terms`."""
-        x = self._head_input(self._stream_of(tokens, windows)).flatten(0, -2)
+        x = self.head_input(tokens, windows).flatten(0, -2)
         if self.sampler is not None and torch.is_grad_enabled() and self.sampler.count:
             main = self._sampled_loss(x.view(*targets.shape, -1), targets)
         else:
@@ -133,13 +133,19 @@ class GPT(nn.Module):
         inputs = LossInputs(x, self._head_rows(), tokens, targets, *self.bounds)
         return Losses(main, tuple(total(inputs) for total in self.terms))
 
+    def head_input(self, tokens: Tensor, windows: Tensor) -> Tensor:
+        """The normalised stream before the head, (B, T, width) in the compute format."""
+        return self._head_input(self._stream_of(tokens, windows))
+
     def _sampled_loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """As `main`, among the candidates of each sequence."""
+        from paceline.model.sampled import distinct_rows
+
         assert self.sampler is not None
         head, losses = self._head_rows(), []
         for number, (row, wanted) in enumerate(zip(x, targets, strict=True)):
             candidates, places = self.sampler(wanted, number)
-            losses.append(self.loss(row, head[candidates], places, *self.bounds))
+            losses.append(self.loss(row, distinct_rows(head, candidates), places, *self.bounds))
         stacked = torch.stack(losses)
         return stacked if stacked.dim() == 2 else stacked.sum()
 

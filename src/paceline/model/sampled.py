@@ -7,6 +7,8 @@ without correction: losses are too low by what the other ids would have had, and
 Every shape is fixed and nothing waits for the device. Validation always uses all ids.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -55,3 +57,22 @@ class CandidateSampler(nn.Module):
         slots = torch.where(marked, place, self.count)  # one more, for ids that are not candidates
         ids, empty = torch.arange(self.rows, device=here), targets.new_zeros(self.count + 1)
         return empty.scatter(0, slots, ids)[:-1], torch.where(counted, place[targets.clamp(min=0)], targets)
+
+
+class _DistinctRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, ids: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.rows = table.size(0)
+        return table[ids]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (ids,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.rows, grad.size(1)).index_copy(0, ids, grad), None
+
+
+def distinct_rows(table: Tensor, ids: Tensor) -> Tensor:
+    """table[ids] for ids (N,) that are all different, so that the gradient is a copy and no sum."""
+    rows: Tensor = _DistinctRows.apply(table, ids)
+    return rows

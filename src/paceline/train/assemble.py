@@ -170,6 +170,9 @@ def _compiled(model: GPT, config: RunConfig) -> nn.Module:
     if not config.train.compile:
         return model
     torch._dynamo.reset()  # it keeps eight versions of a function, those of this process's earlier runs included
+    if config.model.candidates is not None and not config.parallel.fsdp:  # the head apart: one code for all numbers
+        model.head_input = torch.compile(model.head_input, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
+        return model
     if not config.parallel.fsdp:
         return cast(nn.Module, torch.compile(model, fullgraph=True, dynamic=False))
     for block in model.blocks:  # one by one: a graph cannot hold the hooks between them
