@@ -180,7 +180,7 @@ WHY_NOT: list[tuple[Operation, str, Request, str]] = [
     ("qkv", "fused", on_gpu(matmul="other"), "single products are computed by other"),
     ("qkv", "fused", on_gpu(preset("r05-modern-arch").model), "not --model.qk-norm after_rotary"),
     ("qkv", "fused", on_gpu(preset("r13-window-warmup").model), "not --model.value-path residual"),
-    ("qkv", "fused", on_gpu(replace(R18, value_lambdas=1)), "two mixing scalars"),
+    ("qkv", "fused", on_gpu(replace(R18, value_lambdas=1)), "by two scalars or gates only"),
     ("qkv", "fused", on_gpu(small("r18-softcap", head_dim=48)), "--model.head-dim 48 is not a power of two"),
     ("qkv", "fused", on_gpu(replace(R18, layer_overrides=HALF)), "or not that of the values"),
     ("mlp", "fused", on_gpu(compute="fp32"), "it computes in bf16, not fp32"),

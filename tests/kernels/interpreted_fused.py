@@ -18,7 +18,7 @@ from paceline.model.masks import window_tensor
 from paceline.optim.newton_schulz import orthogonalise
 from paceline.optim.rule import Event
 from paceline.optim.rules.adam_rows import update_plainly
-from paceline.recipes.records import r18_softcap
+from paceline.recipes.presets import preset
 from paceline.settings.groups import GroupSettings
 
 CPU = {"device": "cpu", "dtype": torch.float32}
@@ -122,14 +122,20 @@ def test_stream_to_attended_values(
 
 
 @pytest.mark.slow
-def test_a_small_record_18_by_all_kernels_is_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["r18-softcap", "frontier-60"])
+def test_a_small_model_by_all_kernels_is_the_plain_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loss and the gradient of every parameter, traced as compiled code is."""
     monkeypatch.setattr(head_loss_fused, "FUSED_CHUNK_TOKENS", 100)
-    record = r18_softcap().model
+    record = preset(name).model
+    record = replace(
+        record,
+        candidates=None,
+        ngrams=replace(record.ngrams, trigram_rows=None, bigram_rows=record.ngrams.bigram_rows and 99),
+    )
     exact = replace(record.precision, compute="fp32", embeddings="fp32")
     config = replace(record, vocab_size=250, num_heads=2, head_dim=64, width=128, precision=exact)
     tokens = torch.randint(0, 250, (1, 128), generator=torch.Generator().manual_seed(1))
-    seen = (tokens, tokens.roll(-1, 1), window_tensor([256], torch.device("cpu")))
+    seen = (tokens, tokens.roll(-1, 1), window_tensor([256] * len(config.windows), torch.device("cpu")))
     request = Request(model=config, device="cuda", compute="bf16", compiled=True)
 
     def kernel(operation: Operation, name: str = "fused") -> Any:
@@ -148,7 +154,7 @@ def test_a_small_record_18_by_all_kernels_is_the_plain_one(monkeypatch: pytest.M
     expected.backward()
     found.backward()
     for (name, a), b in zip(plain.named_parameters(), fast.parameters(), strict=True):
-        most = 5e-5 if name.endswith("value_mix") else 2e-5  # fp32 sums through twelve layers; these nearly cancel
+        most = 2e-4 if a.numel() <= 2 else 2e-5  # fp32 sums through all layers; those of scalars nearly cancel
         assert relative_error(b.grad, a.grad) < most, name
 
 

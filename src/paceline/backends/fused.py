@@ -1,5 +1,6 @@
 """Sub-layers by kernels of our own, in the place of the plain twins in `model/`."""
 
+import torch
 from torch import Tensor
 
 from paceline.backends.attention_plans import OverRanges
@@ -9,6 +10,7 @@ from paceline.kernels.qkv_rope import qkv_rope
 from paceline.model.attention import AttentionInputs, SelfAttention
 from paceline.model.block import MLP
 from paceline.model.ops import torch_dtype
+from paceline.model.previous import OffsetKeys
 
 
 def mlp_fused(mlp: MLP, x: Tensor, stream: Tensor) -> Tensor:
@@ -23,8 +25,15 @@ def attention_fused(
     c, s, (value_embed, rotary, attend) = module.config, module.shape, inputs
     assert rotary is not None
     dtype = torch_dtype(c.precision.compute)
-    rows = None if value_embed is None else value_embed.flatten(0, 1)
-    mix = None if c.value_path == "plain" else module.value_mix
+    rows = mix = None
+    if value_embed is not None:
+        rows = (module.gate_of(x, value_embed) * value_embed if c.value_gates else value_embed).flatten(0, 1)
+    if c.value_gates:
+        mix = None if rows is None else torch.ones(2, device=x.device)
+    elif c.value_path != "plain":
+        mix = module.value_mix
+    if isinstance(attend, OffsetKeys) and not s.key_offset:
+        attend = attend.attend
     given = (x.flatten(0, -2).to(dtype), module.joined_projection().to(dtype), rows, mix, rotary.cos, rotary.sin)
     heads = (s.num_heads, s.kv_heads, s.qk_dim)
     if isinstance(attend, OverRanges):

@@ -9,10 +9,9 @@ def misfit(request: Request) -> str | None:
         return "it knows rotary positions without biases only"
     if model.qk_norm != "before_rotary":
         return f"it knows a norm before the rotary only, not --model.qk-norm {model.qk_norm}"
-    if model.value_gates:
-        return "it knows mixing scalars, not --model.value-gates"
-    if model.value_path == "residual" or (model.value_path != "plain" and model.value_lambdas != 2):
-        return f"it knows two mixing scalars and value tables only, not --model.value-path {model.value_path}"
+    scalars = model.value_lambdas if model.value_path != "plain" and not model.value_gates else 2
+    if model.value_path == "residual" or scalars != 2:
+        return f"it knows value tables by two scalars or gates only, not --model.value-path {model.value_path}"
     for shape in model.attending:
         if shape.qk_dim & (shape.qk_dim - 1) or shape.qk_dim != shape.v_dim:
             return f"--model.head-dim {shape.qk_dim} is not a power of two, or not that of the values"

@@ -145,7 +145,7 @@ class SelfAttention(SubLayer):
 
     def mix_values(self, x: Tensor, v: Tensor, value_embed: Tensor | None) -> Tensor:
         if self.config.value_gates:
-            return v if value_embed is None else v + self._gate_of(x, value_embed) * value_embed.to(v.dtype)
+            return v if value_embed is None else v + self.gate_of(x, value_embed) * value_embed.to(v.dtype)
         if self.config.value_lambdas == 1:
             mix = self.value_mix[0]
             return v if value_embed is None else (1 - mix) * v + mix * value_embed
@@ -154,7 +154,7 @@ class SelfAttention(SubLayer):
         scaled = self.value_mix[0] * v
         return scaled if value_embed is None else scaled + self.value_mix[1] * value_embed.to(v.dtype)
 
-    def _gate_of(self, x: Tensor, value_embed: Tensor) -> Tensor:
+    def gate_of(self, x: Tensor, value_embed: Tensor) -> Tensor:
         """(B, T, H_kv, 1), from 0 to 2."""
         read = torch.cat([x[..., :GATE_INPUTS], value_embed.flatten(-2)[..., :GATE_INPUTS]], dim=-1).float()
         return (2 * torch.sigmoid(read @ self.value_gate.T))[..., None].to(value_embed.dtype)

@@ -169,9 +169,9 @@ class GPT(nn.Module):
         documents = document_ids(tokens, self.end_of_text) if self.config.document_mask else None
         attend = self.plan(self.config, documents, tokens.size(-1), windows)
         if any(shape.key_offset for shape in self.config.attending):
-            from paceline.model.previous import with_key_offset
+            from paceline.model.previous import OffsetKeys
 
-            attend = with_key_offset(self.config, attend)
+            attend = OffsetKeys(self.config, attend)
         start, end = self.first_position, self.first_position + tokens.size(-1)
         return self.stream(tokens, attend, slice(start, end))
 

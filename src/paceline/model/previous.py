@@ -5,6 +5,7 @@ are not separated. Hashes are those of the public records: products in int32 tha
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -91,11 +92,14 @@ def offset_keys(k: Tensor, pairs: int, k_before: Tensor | None = None) -> Tensor
     return torch.where(at_rest, shifted, k)
 
 
-def with_key_offset(config: ModelConfig, attend: Attend) -> Attend:
-    """`attend`, given offset keys in the layers that have them."""
+@dataclass(frozen=True, eq=False)  # by identity: the compiler hashes it
+class OffsetKeys:
+    """An `Attend` that gives another one offset keys in the layers that have them."""
 
-    def run(layer: LayerConfig, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    config: ModelConfig
+    attend: Attend
+
+    def __call__(self, layer: LayerConfig, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         shape = attention_of(layer)
-        return attend(layer, q, offset_keys(k, config.rotary.pairs(shape.qk_dim)) if shape.key_offset else k, v)
-
-    return run
+        k = offset_keys(k, self.config.rotary.pairs(shape.qk_dim)) if shape.key_offset else k
+        return self.attend(layer, q, k, v)
