@@ -2,15 +2,16 @@
 
 python benchmarks/frontier.py frontier-60 --seeds 0 1 2 --out benchmarks/results/h200-frontier-60.json -- --data.dir D
 
-`train_s` is the train clock of the run, and the untimed first steps at the mean of the timed steps of their stage. Words
-after `--` go to `paceline train`. Runs follow each other. `--also NAME WORD ...`, repeatable, runs the preset once more
-with further words, to measure one change; they are written with + for --, as +model.smear.
+`train_s` is the train clock of the run, and the untimed first steps at the mean of the timed steps of their stage.
+Words after `--` go to `paceline train`. Runs follow each other. `--also NAME WORD ...`, repeatable, runs the preset
+once more with further words, to measure one change; they are written with + for --, as +model.smear.
 """
 
 import argparse
 import sys
 import tempfile
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,7 @@ def by_stage(steps: list[StepMetrics], count: int, config: Any) -> list[float]:
     """Mean seconds of a step of each stage, its first one apart."""
     starts = [round(start * count / config.steps) for start in stage_starts(config)]
     at = {step.step: step.train_s for step in steps}
-    pairs = (
-        (max(start + 1, config.train.untimed_steps + 1), end) for start, end in zip(starts, starts[1:], strict=False)
-    )
+    pairs = ((max(start + 1, config.train.untimed_steps + 1), end) for start, end in pairwise(starts))
     return [round((at[end] - at[start]) / max(1, end - start), 5) for start, end in pairs]
 
 

@@ -4,20 +4,19 @@ pass over memory. Here the bytes are those of the gradients and of the rows that
 """
 
 import math
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.optim.rule import Event
-
 AT_ONCE, WARPS = 4, 4
 """Gradients of a row that are loaded at a time."""
 
 
-def update_rows(param: Tensor, square: Tensor, last: Tensor, ids: Tensor, rows: Tensor, event: Event) -> None:
-    """As the plain twin."""
+def update_rows(param: Tensor, square: Tensor, last: Tensor, ids: Tensor, rows: Tensor, event: Any) -> None:
+    """As the plain twin, for the same `optim.rule.Event`."""
     s = event.settings
     ordered, order = ids.sort(stable=True)
     now = torch.full((), float(event.step), device=ids.device)

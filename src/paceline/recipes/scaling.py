@@ -5,9 +5,9 @@ scaled in proportion, the momentum warm-up keeps its length.
 
 --scale F shrinks a preset for a small machine with all its techniques active: head width by F^(3/4) (16 of 128 at
 1/16), vocabulary and steps by F, batch and n-gram tables by F². Heads and layers stay, so that value maps, skips and
-missing attention are the record's. A windowed preset keeps its windows and a sequence of 16 blocks of 128 tokens, of one more than its
-widest window, or all it has, so that every window of the schedule occurs. Stages and layer overrides follow the same
-rules.
+missing attention are the record's. A windowed preset keeps its windows and a sequence of 16 blocks of 128 tokens, of
+one more than its widest window, or all it has, so that every window of the schedule occurs. Stages and layer overrides
+follow the same rules.
 """
 
 import math
