@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.errors import ConfigError
-from paceline.core.schema import Change, changes, flatten, from_dict, read_json, to_dict
+from paceline.core.schema import Change, changes, flatten, from_dict, plain, read_json, stated, to_dict
 from paceline.recipes.presets import PRESETS, preset
 from paceline.recipes.scaling import scaled
 from paceline.settings.run import RunConfig
@@ -188,6 +188,27 @@ def test_changes_are_the_leaves_that_differ() -> None:
     assert changes(before, before) == []
 
 
+def test_a_config_that_one_side_lacks_is_one_change() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Holder:
+        inner: Inner | None = None
+
+    (change,) = changes(Holder(), Holder(inner=Inner()))
+    assert change == Change(field="inner", before=None, after=Inner())
+    assert change.nested
+    assert Change(field="stages", before=(Stage(share=1.0),), after=()).nested
+    assert not Change(field="layers", before=(1, 2), after=None).nested
+
+
+def test_of_a_dataclass_only_what_is_not_its_default_is_said() -> None:
+    assert stated((1, 2)) == "(1, 2)"
+    assert stated(Stage(share=0.5, lr=0.7)) == "share 0.5: lr 0.7"
+    assert stated(Inner(kind="fancy")) == "kind fancy"
+    stages = (Stage(share=0.5, candidates=0), Stage(share=0.5))
+    assert stated(stages, lambda value: f"<{value}>", " / ") == "share <0.5>: candidates <0> / share <0.5>"
+    assert stated(Outer(steps=1, on=True)) == "steps 1: on"
+
+
 def test_flat_names_are_dotted_unique_and_complete() -> None:
     flat = list(flatten(preset("r18-softcap")))
     names = [name for name, _ in flat]
@@ -206,7 +227,7 @@ def test_applying_all_changes_gives_the_other_config() -> None:
             place = data
             for step in way:
                 place = place[step]
-            place[key] = change.after
+            place[key] = plain(change.after)
         assert from_dict(RunConfig, data) == preset(after)
 
 

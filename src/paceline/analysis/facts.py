@@ -58,9 +58,11 @@ def beside_bits_per_byte(card: RunCard) -> str:
 
 
 def setting(value: Any) -> str:
-    """A value of the config: tuples in brackets, whole numbers with separators."""
+    """A value of the config: tuples in brackets, whole numbers with separators, of a dict what is not None."""
     if isinstance(value, list):
         return "(" + ", ".join(map(setting, value)) + ")"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {setting(stated)}" for name, stated in value.items() if stated is not None)
     return f"{value:,}" if type(value) is int else str(value)
 
 

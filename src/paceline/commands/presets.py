@@ -9,7 +9,7 @@ from typing import Any
 from paceline.commands.output import JsonArgs, answer
 from paceline.commands.train import base_config, parse_arguments
 from paceline.core.command_line import PresetName, Repeated, parse
-from paceline.core.schema import Change
+from paceline.core.schema import Change, stated
 from paceline.core.units import human_count
 from paceline.lab.technique import is_in, techniques
 from paceline.metrics.console import console_on, plain_table
@@ -70,15 +70,23 @@ def diff(argv: Sequence[str]) -> int:
 
 
 def _show_diff(arguments: DiffArgs, found: list[Change]) -> None:
+    console = console_on(sys.stdout)
     table = plain_table("switch", arguments.before, arguments.after)
+    table.columns[0].no_wrap = True
     for change in found:
-        table.add_row(change.field, _shown(change.before), _shown(change.after))
-    console_on(sys.stdout).print(table if found else f"{arguments.before} and {arguments.after} do not differ")
+        if not change.nested:
+            table.add_row(change.field, _shown(change.before), _shown(change.after))
+    console.print(table if found else f"{arguments.before} and {arguments.after} do not differ")
+    for change in found:
+        for name, value in ((arguments.before, change.before), (arguments.after, change.after)):
+            if change.nested and value:
+                entries = stated(value, _shown, "\n  ")
+                console.print(f"{change.field} of {name}:\n  {entries}", highlight=False, soft_wrap=True)
     before, after = preset(arguments.before), preset(arguments.after)
     switched = [one for one in techniques().values() if one.switches and is_in(one, before) != is_in(one, after)]
     for name, config in ((arguments.before, before), (arguments.after, after)):
         if titles := [one.title for one in switched if is_in(one, config)]:
-            console_on(sys.stdout).print(f"techniques of {name} only: {'; '.join(titles)}")
+            console.print(f"techniques of {name} only: {'; '.join(titles)}")
 
 
 def _shown(value: object) -> str:

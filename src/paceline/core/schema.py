@@ -6,11 +6,12 @@ Reading is strict: an unknown key or a value of the wrong type is an error that 
 
 import dataclasses
 import functools
+import itertools
 import json
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
@@ -25,6 +26,12 @@ class Change:
     field: str
     before: Any
     after: Any
+
+    @property
+    def nested(self) -> bool:
+        """A value is a dataclass or a tuple of them: presets and config files alone say it, no flag."""
+        values = (one if isinstance(one, tuple) else (one,) for one in (self.before, self.after))
+        return any(map(dataclasses.is_dataclass, itertools.chain(*values)))
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -96,11 +103,35 @@ def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def changes(before: Any, after: Any) -> list[Change]:
-    """The leaves in which two configs of one type differ. A record is this list."""
-    old, new = dict(flatten(before)), dict(flatten(after))
-    names = [name for name in new | old if old.get(name) != new.get(name)]  # of an optional sub-config on one side only
-    return [Change(field=name, before=old.get(name), after=new.get(name)) for name in names]
+def changes(before: Any, after: Any, prefix: str = "") -> list[Change]:
+    """The leaves in which two configs of one type differ; an optional sub-config of one side only is a leaf. A record
+    is this list."""
+    found = list[Change]()
+    for field in dataclasses.fields(after):
+        name, old, new = _join(prefix, field.name), getattr(before, field.name), getattr(after, field.name)
+        if dataclasses.is_dataclass(old) and dataclasses.is_dataclass(new):
+            found += changes(old, new, name)
+        elif old != new:
+            found.append(Change(field=name, before=old, after=new))
+    return found
+
+
+def stated(value: Any, show: Callable[[Any], str] = str, between: str = "; ") -> str:
+    """A leaf as `show` has it, and of a dataclass what is not its default: `layers 3, 10: window long, key_offset`."""
+    if isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
+        return between.join(stated(one, show) for one in value)
+    if not dataclasses.is_dataclass(value):
+        return show(value)
+    heads, others = list[str](), list[str]()
+    for field in dataclasses.fields(value):
+        found = getattr(value, field.name)
+        words = field.name if found is True else f"{field.name} {show(found)}"
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if default is dataclasses.MISSING:
+            heads.append(words)
+        elif found != default:
+            others.append(words)
+    return ": ".join(", ".join(part) for part in (heads, others) if part)
 
 
 MAX_JSON_BYTES = 32 << 20  # larger than any file of ours; one of nothing but empty lists takes 0.8 GiB once it is read

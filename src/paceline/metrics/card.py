@@ -15,7 +15,7 @@ from paceline.core.errors import ConfigError, RunError
 from paceline.core.files import write_json
 from paceline.core.lock import one_at_a_time
 from paceline.core.migrations import migrate_field
-from paceline.core.schema import changes, from_dict, read_json, to_dict
+from paceline.core.schema import changes, from_dict, plain, read_json, to_dict
 from paceline.metrics.flops import mean_flops_per_token, utilisation
 from paceline.metrics.meter import Meter
 from paceline.metrics.metrics_file import EvalMetrics, finite
@@ -32,11 +32,11 @@ LOSS_COLUMNS = ("step", "val_loss", "val_bpb", "train_s", "wall_s")  # meaning o
 
 @dataclass(frozen=True, kw_only=True)
 class FieldChange:
-    """One field of the config that is not the preset's. Tuples are lists, as in the file."""
+    """One field of the config that is not the preset's. Values are those of the file: no tuple, no dataclass."""
 
     field: str
-    before: bool | int | float | str | list | None
-    after: bool | int | float | str | list | None
+    before: bool | int | float | str | list | dict | None
+    after: bool | int | float | str | list | dict | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,14 +138,10 @@ class RunCard:
 def card_diff(preset: Any, config: Any) -> tuple[FieldChange, ...]:
     """Where `config` differs from `preset`, as the card keeps it."""
     return tuple(
-        FieldChange(field=change.field, before=_listed(change.before), after=_listed(change.after))
+        FieldChange(field=change.field, before=plain(change.before), after=plain(change.after))
         for change in changes(preset, config)
         if change.field != "plugins"  # a field of the card
     )
-
-
-def _listed(value: Any) -> Any:
-    return [_listed(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def new_card(folder: Path, config: RunConfig, *, parameters: int, data_fingerprint: str, device: str) -> RunCard:

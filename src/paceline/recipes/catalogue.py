@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.core.schema import Change, changes
+from paceline.core.schema import Change, changes, plain
 from paceline.recipes.presets import PRESETS, predecessor, preset
 from paceline.recipes.records import HISTORY, PUBLIC
 from paceline.settings.plugins import tables
@@ -31,7 +31,7 @@ class CatalogueEntry:
 
 
 def listed(found: Iterable[Change]) -> list[dict[str, Any]]:
-    return [{"field": change.field, "from": change.before, "to": change.after} for change in found]
+    return [{"field": change.field, "from": plain(change.before), "to": plain(change.after)} for change in found]
 
 
 def catalogue() -> list[CatalogueEntry]:

@@ -11,6 +11,7 @@ from rich.live import Live
 
 from paceline.analysis.ablation import Ablation, Bar, Difference
 from paceline.core.errors import PacelineError
+from paceline.core.schema import stated
 from paceline.core.units import human_seconds
 from paceline.lab.ablate.arms import Plan
 from paceline.lab.ablate.outcomes import Outcome
@@ -27,7 +28,8 @@ def show_plan(plan: Plan, console: Console) -> None:
     table = plain_table("arm", "starts from", "changed in it")
     for arm in plan.arms:
         values = {} if arm.part is None else arm.part.before if arm.kind == "without" else arm.part.after
-        table.add_row(arm.name, arm.config.preset, ", ".join(f"{field} {value}" for field, value in values.items()))
+        changed = ", ".join(f"{field} {stated(value)}" for field, value in values.items())
+        table.add_row(arm.name, arm.config.preset, changed)
     console.print(table)
     for why in dict.fromkeys(why for _, why in plan.left_out):
         names = ", ".join(name for name, reason in plan.left_out if reason == why)

@@ -8,8 +8,7 @@ whatever changes on the machine while they run meets all arms alike, and a serie
 """
 
 import functools
-import itertools
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -100,7 +99,7 @@ class Plan:
         """From the preset that it was made of or, if that takes a setting that is no flag, from the other one."""
         scale = self.choice.scale
         starts = [replace(config, preset=name) for name in (config.preset, self.base.preset, self.full.preset)]
-        config = next((start for start in starts if all(map(_is_flag, _differing(start, scale)))), config)
+        config = next((one for one in starts if not any(change.nested for change in _differing(one, scale))), config)
         return Run(f"{arm}-seed-{config.seed}", arm, config.seed, config, _words(config, scale))
 
     def as_json(self) -> dict[str, Any]:
@@ -155,12 +154,6 @@ def _differing(config: RunConfig, scale: str) -> list[Change]:
         values = [(name, value) for name, value in flatten(config) if name in NAMED_TOGETHER]
         found += [Change(field=name, before=value, after=value) for name, value in values]
     return found
-
-
-def _is_flag(change: Change) -> bool:
-    """Not what presets and config files alone say: lists of terms, groups, stages."""
-    values = [value for value in (change.before, change.after) if isinstance(value, tuple)]
-    return not any(is_dataclass(one) for value in values for one in value)
 
 
 def keep_plan(plan: Plan, folder: Path) -> None:
