@@ -16,6 +16,7 @@ from model.small import windows
 from paceline.checkpoint import store
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.checkpoint.save import Saver
+from paceline.cli import main
 from paceline.core.errors import ConfigError, DataError
 from paceline.core.signals import StopRequest
 from paceline.data.feed import DeviceBatch
@@ -24,6 +25,7 @@ from paceline.metrics.card import LOSS_COLUMNS, read_card
 from paceline.metrics.deferred import DeferredMetrics, Values
 from paceline.metrics.metrics_file import StepMetrics, read_metrics
 from paceline.model.loss import Losses
+from paceline.settings.run import CheckpointConfig, EvaluateConfig, RunConfig
 from paceline.text.shard_writer import write_shard
 from paceline.train.gradient_step import accumulate_gradient
 from paceline.train.run import Options, resume_run
@@ -152,6 +154,45 @@ def test_launches_of_so_many_steps_each_make_the_uninterrupted_run(tmp_path: Pat
     ends = [run(slices, tmp_path / "cut").card, *(resume_run(slices, RunFolder(tmp_path / "cut")).card for _ in "12")]
     assert [(card.steps_done, card.finished) for card in ends] == [(3, False), (6, False), (7, True)]
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+
+
+def unsaved_at_its_end(folder: Path) -> RunConfig:
+    config = tiny_config(folder, steps=5, evaluate=EvaluateConfig(every=None, tokens=256))
+    return replace(config, checkpoint=CheckpointConfig(at_end=False))
+
+
+def test_a_run_that_saves_nothing_at_its_end_does_so_when_it_is_stopped(tmp_path: Path) -> None:
+    config, whole, cut = unsaved_at_its_end(tmp_path / "data"), tmp_path / "whole", RunFolder(tmp_path / "cut")
+    card = run(config, whole).card
+    assert (card.finished, card.val_loss is not None) == (True, True)
+    assert not RunFolder(whole).checkpoints()
+    assert not run(replace(config, train=replace(config.train, stop_after=2)), cut.path).card.finished
+    assert [path.name for path in cut.checkpoints()] == ["step_000002"]
+    assert resume_run(config, cut).card.finished
+    assert [path.name for path in cut.checkpoints()] == ["step_000002"]
+    assert losses(cut.path) == losses(whole)
+
+
+def test_what_would_read_the_checkpoint_that_was_not_saved_says_so_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, out = unsaved_at_its_end(tmp_path / "data"), tmp_path / "run"
+    run(config, out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    for words in (
+        ["train", "--resume", str(out)],
+        ["train", "--resume", str(out), "--steps", "9"],
+        ["train", "demo", "--init-from", str(out), "--out", str(tmp_path / "other")],
+        ["evaluate", str(out)],
+        ["sample", str(out)],
+        ["export", str(out), "--out", str(tmp_path / "exported")],
+    ):
+        assert main(words) in (1, 2), words
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1, said
+        assert "--checkpoint.at-end" in said, words
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -134,7 +134,8 @@ def newest_good(
     if not run.checkpoints():
         check_seen(run)
     detail = "; ".join(passed_over) or ("none was saved yet" if until is None else f"none is of step {until} or before")
-    raise RunError(f"{run.path}: no usable checkpoint ({detail}); let the run reach one, or train again")
+    cure = "let the run reach one, or train again, with --checkpoint.at-end if that was off"
+    raise RunError(f"{run.path}: no usable checkpoint ({detail}); {cure}")
 
 
 def _objection(usable: Callable[[Path], object], folder: Path) -> str | None:

@@ -189,8 +189,11 @@ def _resume(arguments: TrainArgs, before: RunConfig) -> tuple[RunFolder, "Finish
         with contextlib.suppress(RunError):  # without a card the remaining steps are made, if there are any
             again = arguments.rewind is not None or arguments.restart
             card = read_card(folder.path)
-            if not again and card.finished and card.steps >= config.steps:
+            unsaved = folder.beginning.is_file()
+            if not again and card.finished and (unsaved or card.steps >= config.steps):
                 cure = "give it more with --steps N, or start another with `paceline train`"
+                if unsaved:
+                    cure = "it has no checkpoint, as --checkpoint.at-end saves; start another, or --restart"
                 raise ConfigError(f"--resume {folder.path}: this run is finished; {cure}")
             if arguments.restart and card.init_from is not None and arguments.init_from is None:
                 cure = "name them by --init-from, or start a new run"
