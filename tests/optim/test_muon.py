@@ -9,7 +9,7 @@ from hypothesis.strategies import integers, lists, sampled_from
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from optim.building import float64_iteration
+from optim.building import float64_iteration, optimizer_of
 from optim.building import settings as settings_of_step
 from optim.oracles import muon_steps, orthogonal_factor
 from paceline.optim.rule import Event, RuleContext, ShareWork, all_here
@@ -175,6 +175,30 @@ def test_work_shared_by_three_processes_gives_the_same_weights() -> None:
     alone, together = run(matrices(shapes), MuonConfig()), run(matrices(shapes), MuonConfig(), share_work=shared)
     for name, weight in alone.items():
         assert_close(weight, together[name], rtol=0, atol=1e-12)
+
+
+def test_output_matrices_of_mlps_move_at_a_rate_of_their_own() -> None:
+    """And nothing else changes: not what a checkpoint calls their slots, and no bit of another matrix."""
+    shapes = {"attn.o": (8, 16), "0.mlp.up": (16, 8), "0.mlp.down": (8, 16), "1.mlp.up": (16, 8), "1.mlp.down": (8, 16)}
+
+    def step(rate: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        params = {name: nn.Parameter(seeded(*shape, seed=n)) for n, (name, shape) in enumerate(shapes.items())}
+        for n, param in enumerate(params.values()):
+            param.grad = seeded(*param.shape, seed=10 + n)
+        muon = MuonConfig(mlp_output_rate=rate, row_beta2=0.9)
+        optimizer = optimizer_of({"matrices": params}, OptimConfig(muon=muon))
+        optimizer.step({"matrices": settings_of_step(0.1)})
+        return {name: param.detach() for name, param in params.items()}, optimizer.state_dict()
+
+    (plain, slots), (faster, faster_slots) = step(1.0), step(4.0)
+    for n, (name, shape) in enumerate(shapes.items()):
+        if name.endswith("mlp.down"):
+            start = seeded(*shape, seed=n)
+            assert_close(faster[name] - start, 4 * (plain[name] - start))
+        else:
+            assert torch.equal(faster[name], plain[name])
+    assert set(faster_slots) == set(slots)
+    assert all(torch.equal(slot, slots[name]) for name, slot in faster_slots.items())
 
 
 def test_a_matrix_without_a_gradient_moves_by_its_momentum_alone() -> None:

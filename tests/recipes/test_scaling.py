@@ -30,7 +30,8 @@ def test_a_sixteenth_is_one_long_sequence_or_two_short_ones(name: str) -> None:
 MAY_SHRINK = {
     "steps", "model.width", "model.head_dim", "model.vocab_size", "batch.tokens", "batch.sequence_tokens", "data.dir",
     "data.tokenizer", "data.end_of_text", "train.device", "train.compile", "evaluate.every", "evaluate.tokens",
-    "optim.schedule.cooldown_steps", "optim.schedule.warmup_steps", "stages",
+    "optim.schedule.cooldown_steps", "optim.schedule.warmup_steps", "stages", "batch.micro_tokens", "model.candidates",
+    "model.layer_overrides", "model.ngrams.bigram_rows", "model.ngrams.trigram_rows",
 }  # fmt: skip
 
 
@@ -42,12 +43,14 @@ def layer_map(config: RunConfig) -> list[tuple[bool, int | None]]:
 
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_a_sixteenth_keeps_every_technique(name: str) -> None:
-    """Twelve layers, the record's heads, maps, skips, masks and formats: only sizes and lengths differ."""
+    """All layers, the record's heads, maps, skips, masks and formats: only sizes and lengths differ."""
     base = preset(name)
     small = scaled(base, 1 / 16)
     assert {change.field for change in changes(base, small)} <= MAY_SHRINK
     assert layer_map(small) == layer_map(base)
-    assert small.model.num_layers == (2 if name == "demo" else 12)
+    assert small.model.num_layers == {"demo": 2, "frontier-60": 11}.get(name, 12)
+    for change, before in zip(small.model.layer_overrides, base.model.layer_overrides, strict=True):
+        assert {name for name, value in vars(change).items() if value != vars(before)[name]} <= {"mlp_width"}
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -88,6 +91,14 @@ def test_stages_are_scaled_as_the_run_is() -> None:
     assert [replace(stage, batch_tokens=None) for stage in small.stages] == [
         replace(stage, batch_tokens=None) for stage in stages
     ], "shares, rates and windows stay"
+
+
+def test_tables_of_ngrams_shrink_as_the_tokens_do() -> None:
+    small = scaled(preset("frontier-60"), 1 / 16).model.ngrams
+    assert (small.bigram_rows, small.trigram_rows) == (2**22 // 256, 2**22 // 256)
+    least = scaled(preset("frontier-60"), 1 / 1000).model.ngrams
+    assert (least.bigram_rows, least.trigram_rows) == (512, 512)
+    assert scaled(preset("r18-softcap"), 1 / 16).model.ngrams == preset("r18-softcap").model.ngrams, "none stay none"
 
 
 def test_scaled_candidates_hold_whatever_a_scaled_sequence_may_have_as_targets() -> None:

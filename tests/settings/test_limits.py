@@ -52,7 +52,7 @@ LIMITS: dict[type[Limited], dict[str, tuple[list[Any], list[Any]]]] = {
     MuonConfig: {
         "lr": RATE, "momentum": BETA, "momentum_start": BETA, "momentum_warmup_steps": FROM_0, "ns_steps": COUNT,
         "momentum_warmup_share": SHARE, "momentum_cooldown_share": UNIT,
-        "weight_decay": RATE, "row_beta2": BETA,
+        "weight_decay": RATE, "row_beta2": BETA, "mlp_output_rate": FINITE_POSITIVE,
     },
     AdamConfig: {
         "embedding_lr": RATE, "lm_head_lr": RATE, "scalar_lr": RATE, "matrix_lr": RATE, "vector_lr": RATE,

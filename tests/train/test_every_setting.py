@@ -142,6 +142,7 @@ ROWS: dict[str, Row] = {
     "optim.muon.momentum_cooldown_share": Row(0.9),
     "optim.muon.momentum_form": Row("sum"),
     "optim.muon.scale_rule": Row("longest_side"),
+    "optim.muon.mlp_output_rate": Row(4.0),
     "optim.muon.ns_steps": Row(3),
     "optim.muon.ns_maps": Row("polar_express"),
     "optim.muon.row_beta2": Row(0.9),

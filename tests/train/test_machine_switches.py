@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch._dynamo import eval_frame
 
 from model.small import random_tokens, shaken, small, windows
+from paceline.data.feed import DeviceBatch
 from paceline.model.gpt import GPT
 from paceline.model.loss import Losses
 from paceline.parallel.machine import set_torch_switches
 from paceline.settings.run import EvaluateConfig, RunConfig
-from paceline.settings.schedule import Stage
-from paceline.train.gradient_step import GUARDED_STEPS
+from paceline.settings.schedule import Stage, StepSettings
+from paceline.train.gradient_step import GUARDED_STEPS, GradientStep
 from train.tiny import losses, run, tiny_config, weights
 
 STEPS = GUARDED_STEPS + 3
@@ -153,9 +154,39 @@ def test_a_stage_of_other_candidates_is_checked_again_before_it_is_trusted(tmp_p
         config = replace(config, steps=14, model=replace(config.model, candidates=100), stages=stages)
         run(config, tmp_path / name)
         found[name] = losses(tmp_path / name)
-        assert watched.trusted[True] == ([False] * 5 + [True] * 2 if trusted else [False] * 7) * 2
+        assert watched.trusted[True] == [False] * 2 * GUARDED_STEPS + [trusted] * 14, "both were tried before step 0"
         watched.forget()
     assert found["trusted"] == found["checked"]
+
+
+# ---- stages
+
+
+def test_shapes_of_later_stages_are_compiled_before_the_first_step(
+    tmp_path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing else comes of it: losses and weights are those of a run that compiles when a stage begins."""
+    graphs, gradient = list[int](), GradientStep.gradient
+
+    def noted(step: GradientStep, settings: StepSettings, batch: DeviceBatch) -> tuple[Tensor, Tensor | None]:
+        found = gradient(step, settings, batch)
+        graphs.append(len(watched.tuned))
+        return found
+
+    monkeypatch.setattr(GradientStep, "gradient", noted)
+    config = replace(compiled_config(tmp_path / "data"), steps=6, evaluate=EvaluateConfig(every=None, tokens=1024))
+    stages = (Stage(share=0.4, batch_tokens=512), Stage(share=0.3), Stage(share=0.3, candidates=0))
+    config = replace(config, model=replace(config.model, candidates=100), stages=stages)
+    run(config, tmp_path / "ahead")
+    assert len(set(graphs)) == 1
+    graphs.clear()
+    watched.forget()
+    monkeypatch.setattr(GradientStep, "compile_ahead", lambda step, start: None)
+    run(config, tmp_path / "late")
+    assert len(set(graphs)) == 3, "each stage has code of its own"
+    assert losses(tmp_path / "ahead") == losses(tmp_path / "late")
+    one, other = weights(tmp_path / "ahead"), weights(tmp_path / "late")
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 # ---- the allocator

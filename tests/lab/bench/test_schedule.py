@@ -1,6 +1,7 @@
 """Where in a schedule the step is measured, and how the measurements make its mean."""
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -56,10 +57,11 @@ def whole_schedule(name: str) -> list[StepSettings]:
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_points_cover_every_step_and_keep_both_ends(name: str, limit: int) -> None:
     config, steps = preset(name), whole_schedule(name)
-    windows = [at.windows.get("short") for at in steps]
+    windows = [(at.sequences, max(at.windows.values(), default=None)) for at in steps]
     found = points_of(steps, limit)
-    assert len(found) == min(limit, len(set(windows)))
+    of_a_size = Counter(size for size, _ in set(windows))
+    assert Counter(point.sequences for point in found) == {n: min(limit, count) for n, count in of_a_size.items()}
     assert sum(point.steps for point in found) == config.steps
-    assert all(windows[point.step] == point.window for point in found)
+    assert all(windows[point.step] == (point.sequences, point.window) for point in found)
     if limit > 1:
-        assert {windows[0], windows[-1]} <= {point.window for point in found}
+        assert {windows[0], windows[-1]} <= {(point.sequences, point.window) for point in found}
