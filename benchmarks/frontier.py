@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--commit", help="of the code, where git cannot tell")
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     arguments, words = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]
-    wanted = [(f"seed {seed}", [], seed) for seed in arguments.seeds]
+    wanted: list[tuple[str, list[str], int]] = [(f"seed {seed}", [], seed) for seed in arguments.seeds]
     wanted += [(name, [word.replace("+", "--", 1) for word in more], 0) for name, *more in arguments.also]
     result: dict[str, Any] = {
         "what": (__doc__ or "").splitlines()[0],

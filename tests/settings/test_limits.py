@@ -39,7 +39,8 @@ LIMITS: dict[type[Limited], dict[str, tuple[list[Any], list[Any]]]] = {
         "num_layers": COUNT, "num_heads": ([], [0]), "num_kv_heads": COUNT, "head_dim": ([], [0]), "mlp_ratio": COUNT,
         "qk_matrix_heads": ([1], [0]),
         "attention_branch_scale": ([0.0, -1.0], [math.inf, math.nan]), "norm_eps": EPS, "qk_norm_eps": EPS,
-        "softcap": FINITE_POSITIVE, "candidates": COUNT, "dropout": BETA, "value_init_std": RATE,
+        "softcap": FINITE_POSITIVE, "softcap_shift": ([0.0], [math.inf, math.nan]), "candidates": COUNT,
+        "dropout": BETA, "value_init_std": RATE,
     },
     NgramConfig: {"bigram_rows": ([2], [1]), "trigram_rows": ([2], [1]), "sign_rows": COUNT},
     WindowConfig: {
@@ -56,7 +57,7 @@ LIMITS: dict[type[Limited], dict[str, tuple[list[Any], list[Any]]]] = {
     },
     AdamConfig: {
         "embedding_lr": RATE, "lm_head_lr": RATE, "scalar_lr": RATE, "matrix_lr": RATE, "vector_lr": RATE,
-        "gate_lr": RATE, "ngram_lr": RATE, "beta1": BETA, "beta2": BETA,
+        "gate_lr": RATE, "mix_lr": RATE, "ngram_lr": RATE, "beta1": BETA, "beta2": BETA,
         "eps": POSITIVE, "weight_decay": RATE,
     },
     ScheduleConfig: {"warmup_steps": FROM_0, "cooldown_steps": ([], [0]), "cooldown_share": SHARE, "floor": UNIT},

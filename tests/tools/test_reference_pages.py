@@ -21,6 +21,7 @@ NO_FLAGS = {
     "--stages",
     "--model.long-window",
     "--model.layer-overrides",
+    "--model.mixes",
     "--model.loss-terms",
     "--optim.groups",
 }

@@ -27,7 +27,8 @@ from paceline.settings.run import RunConfig
 from train.tiny import losses, narrow_record, run
 
 FOLDER = Path(__file__).parent.parent / "golden"
-PRESETS = tuple(ALL_PRESETS)
+PRESETS = tuple(name for name in ALL_PRESETS if name != "frontier-60")
+"""Narrowed as these are, that one would keep its tables of n-grams and its stages' batches; and it is still tuned."""
 STEPS, LONG_STEPS, THREADS = 50, 12, 1
 
 

@@ -14,14 +14,15 @@ from torch._dynamo.utils import counters
 from paceline.checkpoint.run_folder import RunFolder
 from paceline.metrics.metrics_file import read_metrics
 from paceline.model import attention
-from paceline.recipes.presets import PRESETS
+from paceline.recipes.presets import PRESETS, preset
+from paceline.recipes.scaling import scaled, with_steps
 from paceline.settings import backends as sizes
 from paceline.settings.data import BatchConfig
 from paceline.settings.run import RunConfig
 from paceline.train.run import resume_run
 from train.tiny import losses, narrow_record, run, tiny_config, weights
 
-RECORDS = [name for name in PRESETS if name != "demo"]
+RECORDS = [name for name in PRESETS if name not in ("demo", "frontier-60")]
 STEPS = 16
 """As many as there are windows, and two more."""
 
@@ -91,6 +92,16 @@ def test_a_process_may_make_any_number_of_compiled_runs(tmp_path: Path, graphs: 
 @pytest.mark.parametrize("name", RECORDS)
 def test_every_preset_trains_as_one_graph(name: str, tmp_path: Path, graphs: list[bool]) -> None:
     check(narrow_record(name, tmp_path / "data", steps=STEPS), tmp_path / "run", graphs)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("builtin_text")
+def test_a_frontier_preset_is_one_graph_whatever_its_stages(tmp_path: Path, graphs: list[bool]) -> None:
+    """And one for validation; batches grow by micro-batches of one size, and the head is not part of the graph."""
+    config = compiled(with_steps(scaled(preset("frontier-60"), 1 / 16), STEPS))
+    run(replace(config, evaluate=replace(config.evaluate, every=None, tokens=2048)), tmp_path / "run")
+    assert sorted(graphs) == [False, True]
+    assert not counters["graph_break"]
 
 
 @pytest.mark.slow

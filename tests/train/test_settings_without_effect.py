@@ -45,6 +45,7 @@ OTHER = {
     "model.backout_layer": Row(0),
     "model.layers_without_attention": Row((0,)),
     "model.softcap": Row(1.0),
+    "model.softcap_shift": Row(0.5, also={"model.softcap": 1.0}),
     "model.document_mask": Row(True),
     "model.window.unit": Row("tokens"),
     "model.rotary.base": Row(500.0),

@@ -126,7 +126,7 @@ class GPT(nn.Module):
         more: only its sum is well defined. `terms` are totals, in the order of `config.loss_terms`."""
         x = self.head_input(tokens, windows).flatten(0, -2)
         if self.sampler is not None and torch.is_grad_enabled() and self.sampler.count:
-            main = self._sampled_loss(x.view(*targets.shape, -1), targets)
+            main = self.sampler.losses(self.loss, x.view(*targets.shape, -1), self._head_rows(), targets, self.bounds)
         else:
             losses = self.loss(x, self._head_rows(), targets.flatten(), *self.bounds)
             main = losses.view(targets.shape) if losses.dim() else losses
@@ -136,18 +136,6 @@ class GPT(nn.Module):
     def head_input(self, tokens: Tensor, windows: Tensor) -> Tensor:
         """The normalised stream before the head, (B, T, width) in the compute format."""
         return self._head_input(self._stream_of(tokens, windows))
-
-    def _sampled_loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        """As `main`, among the candidates of each sequence."""
-        from paceline.model.sampled import distinct_rows
-
-        assert self.sampler is not None
-        head, losses = self._head_rows(), []
-        for number, (row, wanted) in enumerate(zip(x, targets, strict=True)):
-            candidates, places = self.sampler(wanted, number)
-            losses.append(self.loss(row, distinct_rows(head, candidates), places, *self.bounds))
-        stacked = torch.stack(losses)
-        return stacked if stacked.dim() == 2 else stacked.sum()
 
     def logits(self, tokens: Tensor, windows: Tensor) -> Tensor:
         """(B, T, head rows) fp32, capped."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
+from paceline.model.loss import HeadLoss
 
 SWEEP_STRIDE = 20_011
 """The sweep is SWEEP_STRIDE k mod ids for k = 0, 1, ...; a prime, so it takes every id unless it divides their
@@ -41,6 +42,17 @@ class CandidateSampler(nn.Module):
         self.rows, self.count = rows, 0
         self.register_buffer("sweep", torch.arange(rows) * SWEEP_STRIDE % rows, persistent=False)
         self.register_buffer("first_sequence", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def losses(
+        self, loss: HeadLoss, x: Tensor, head: Tensor, targets: Tensor, bounds: tuple[float | None, float]
+    ) -> Tensor:
+        """As `Losses.main`, of x (B, T, width), among the candidates of each sequence."""
+        found = []
+        for number, (row, wanted) in enumerate(zip(x, targets, strict=True)):
+            candidates, places = self(wanted, number)
+            found.append(loss(row, distinct_rows(head, candidates), places, *bounds))
+        stacked = torch.stack(found)
+        return stacked if stacked.dim() == 2 else stacked.sum()
 
     def forward(self, targets: Tensor, sequence: int) -> tuple[Tensor, Tensor]:
         """The candidates of the pass's sequence with this number, (count,) ascending, and its targets (T,) as places

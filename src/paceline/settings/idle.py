@@ -92,6 +92,7 @@ MATTERS: dict[str, Condition] = {
     "optim.adam.lm_head_lr": UNTIED,
     "optim.adam.scalar_lr": SCALARS,
     "optim.adam.ngram_lr": NGRAMS,
+    "optim.adam.mix_lr": Condition("model.mixes", lambda config: bool(config.get("model.mixes"))),
     "optim.adam.gate_lr": Condition(
         "--model.value-gates or --model.smear",
         lambda config: bool(config["model.value_gates"] or config["model.smear"]),

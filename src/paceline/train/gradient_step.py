@@ -20,7 +20,7 @@ from paceline.model.masks import window_tensor
 from paceline.parallel.gradients import Replica, exchange, replicate, zero_in_place_
 from paceline.parallel.ranks import SINGLE_PROCESS, Ranks
 from paceline.settings.data import BatchConfig
-from paceline.settings.schedule import StepSettings, schedule, stage_starts, tokens_before
+from paceline.settings.schedule import StepSettings, tokens_before
 from paceline.train.assemble import Assembly
 from paceline.train.bad_steps import BadSteps
 
@@ -59,24 +59,6 @@ class GradientStep:
         if self.run.model.sampler is not None:
             self.run.model.sampler.count = settings.candidates
 
-    def compile_ahead(self, start: int) -> None:
-        """Before step `start`: make the code, and the graphs, of all shapes that steps from here on have, if there are
-        several. Else the clock would count a compilation in the middle of the run. Changes no weight."""
-        config, device = self.run.config, self.run.machine.device
-        if not config.train.compile or self.run.ranks.world > 1:
-            return
-        steps = [schedule(config, step) for step in sorted({start, *stage_starts(config)[:-1]}) if step >= start]
-        shapes = {(self.run.share(each.sequences).micro_sequences, each.candidates): each for each in steps}
-        for (micro, candidates), settings in shapes.items() if len(shapes) > 1 else ():
-            self.prepare(settings)
-            ids = torch.zeros(micro, config.batch.sequence_tokens, dtype=torch.int64, device=device)
-            like = DeviceBatch(ids.to(torch.int32), ids)
-            for _ in range(GUARDED_STEPS):
-                compute = (self.graphs and self.graphs.of(like, micro, candidates)) or forward_backward
-                compute(self.replica, like.tokens, ids, self.windows, self.loss_weights, ids.numel())
-                self._forget_gradients(self.run.share(settings.sequences))
-            self.steps_of[micro, candidates] = GUARDED_STEPS
-
     def take(self, settings: StepSettings, batch: DeviceBatch, *, measure: bool = False) -> Values:
         """Gradient and update, and what the step was like; `measure` asks for the diagnostics, too."""
         if measure:
@@ -89,7 +71,7 @@ class GradientStep:
             if self.run.config.metrics.tracked:
                 values["gradient_norm"] = self.run.optimizer.gradient_norm()
             self.run.optimizer.step(settings.groups, skip=skip)
-        self._forget_gradients(self.run.share(settings.sequences))
+        self.forget_gradients(self.run.share(settings.sequences))
         return values
 
     def named(self, losses: Tensor) -> Values:
@@ -130,7 +112,8 @@ class GradientStep:
         trusted = self.run.config.train.skip_guards and self.steps_of[shape] >= GUARDED_STEPS
         return torch.compiler.set_stance(skip_guard_eval_unsafe=True) if trusted else contextlib.nullcontext()
 
-    def _forget_gradients(self, share: BatchConfig) -> None:
+    def forget_gradients(self, share: BatchConfig) -> None:
+        """After an update, or after a pass that was no step."""
         views = isinstance(self.replica, Replica) and self.run.config.parallel.bucket_views
         if (self.graphs is not None and self.graphs.captured) or (views and share.sequences > share.micro_sequences):
             zero_in_place_(self.run.model.parameters())

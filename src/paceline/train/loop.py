@@ -103,7 +103,10 @@ class Loop:
     def __call__(self) -> int:
         """Train to the end, or until asked to stop. Returns the step that it came to, whose update is not made."""
         config, start = self.run.config, self.position.step
-        self.gradient.compile_ahead(start)
+        if config.stages and config.train.compile:
+            from paceline.train.compile_ahead import compile_ahead
+
+            compile_ahead(self.gradient, start)
         data, step = training_batches(self.run, self.position), start
         with contextlib.suppress(Interrupted):  # which comes where nothing has changed since the top of the step
             for step in range(start, config.steps + 1):

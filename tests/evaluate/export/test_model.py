@@ -25,7 +25,6 @@ from paceline.recipes.scaling import scaled
 
 GREEDY = SamplingConfig(temperature=0.0)
 FP32 = {"rtol": 1e-4, "atol": 1e-4}
-EXPORTED = [name for name in PRESETS if name != "frontier-60"]
 """That one has tables of n-grams, which are refused below."""
 every_unit = pytest.mark.parametrize("unit", WINDOWS)
 
@@ -62,7 +61,7 @@ def our_logits(model: GPT, tokens: Tensor, window: int) -> Tensor:
         return model.logits(tokens, window_tensor(windows_of(model, window), tokens.device))
 
 
-@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_gives_our_logits_past_its_window(name: str) -> None:
     config = scaled(PRESETS[name](), 1 / 16).model
     model = lively(GPT(replace(config, precision=replace(config.precision, compute="fp32")), end_of_text=0))
@@ -75,7 +74,7 @@ def test_every_preset_gives_our_logits_past_its_window(name: str) -> None:
     torch.testing.assert_close(found, expected, **FP32)
 
 
-@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_gives_our_logits_in_its_own_formats(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU the records compute in bf16. Where this was written the two have the same bits; a CPU that sums in
     another order may make them differ, but not by more than bf16 differs from fp32."""

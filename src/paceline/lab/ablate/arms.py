@@ -8,6 +8,7 @@ whatever changes on the machine while they run meets all arms alike, and a serie
 """
 
 import functools
+import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
