@@ -110,8 +110,7 @@ def schedule(argv: Sequence[str]) -> int:
 
 
 def _stretch(config: RunConfig, first: StepSettings, last: StepSettings) -> dict[str, Any]:
-    """A row for steps in which nothing but rates and momentum changes. Stages count from 1, steps from 0; pairs are
-    values at the first and at the last step."""
+    """Of steps that differ in rates and momentum alone. Stages count from 1, steps from 0; pairs are first and last."""
     return {
         "stage": first.stage + 1,
         "first": first.step,

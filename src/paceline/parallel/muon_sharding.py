@@ -17,6 +17,10 @@ from paceline.optim.rules.muon import Stack
 from paceline.parallel.ranks import Ranks, start_gather
 
 
+def share_muon_work(ranks: Ranks) -> ShareWork:
+    return all_here if ranks.world == 1 else partial(_share, ranks)
+
+
 def deal(counts: Sequence[int], world: int) -> list[list[slice]]:
     """For each stack of so many matrices, which of them each rank works on: rank by rank, all of them once."""
     dealt, turn = [], 0
@@ -26,10 +30,6 @@ def deal(counts: Sequence[int], world: int) -> list[list[slice]]:
         dealt.append([slice(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)])
         turn += left_over
     return dealt
-
-
-def share_muon_work(ranks: Ranks) -> ShareWork:
-    return all_here if ranks.world == 1 else partial(_share, ranks)
 
 
 def _share(

@@ -39,10 +39,8 @@ class Curves:
 
 
 class MetricsFile:
-    """Gives the curves of one file as they stand; at a second reading only what is new is parsed.
-
-    A line without its end is left for later. A resumed run cuts its file and writes on: if the line read last is not
-    where it was, everything is read anew."""
+    """The curves of one file as they stand; a second reading parses what is new. A line without its end is left for
+    later. A resumed run cuts its file: if the line read last is not where it was, everything is read anew."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / METRICS_FILE
@@ -135,8 +133,7 @@ def _two_sided(values: Sequence[float], keep: float) -> Column:
 
 
 def kept(values: Column, points: int) -> NDArray[np.intp]:
-    """Indices of at most `points` values (at least 4): the first, the last, and of every stretch between the lowest
-    and the highest, so that a spike of one step is seen at any width."""
+    """Indices of at most `points` values, at least 4: both ends, and of each stretch lowest and highest, for spikes."""
     count = len(values)
     if count <= points:
         return np.arange(count)

@@ -65,8 +65,11 @@ class Subject:
         """Of like runs, each with a label that no other has."""
         groups = groups_of(self.runs)
         names, taken, found = differing(groups), Counter[str](), []
-        stems = [_stem(group) for group in groups]
-        own = [stem or _label(group, names) for stem, group in zip(_unmistakable(stems, groups), groups, strict=True)]
+        own = []
+        for group in groups:
+            stem = _stem(group)
+            begun = sum(any(run.label.startswith(stem) for run in other.members) for other in groups)
+            own.append(stem if stem and begun == 1 else _label(group, names))  # no name of another group begins so
         for group, label in zip(groups, _without_shared(own), strict=True):
             taken[label] += 1
             found.append(replace(group, label=f"{label} ({taken[label]})" if taken[label] > 1 else label))
@@ -102,8 +105,7 @@ def load_subject(folders: Sequence[Path]) -> Subject:
 
 
 def load_runs(places: Sequence[tuple[Path, str | None]]) -> tuple[list[Run], list[str]]:
-    """Every readable run, each under a label of its own, and a sentence for each that is not. None: an error. A place
-    is a folder and the arm of an ablation that the run belongs to."""
+    """Readable runs under labels of their own, a sentence for each other. A place: a folder, its arm of an ablation."""
     if not places:
         raise RunError("no run was given to report on; name at least one, such as runs/demo")
     runs: list[Run] = []
@@ -142,12 +144,6 @@ def _stem(group: Group[Run]) -> str:
     while shared and (shared[-1] in ("seed", "s", "run") or not shared[-1].isalnum()):
         shared = shared[:-1]
     return "".join(shared)
-
-
-def _unmistakable(stems: Sequence[str], groups: Sequence[Group[Run]]) -> list[str]:
-    """Those with which no name of another group's run begins; the others empty."""
-    begins = [sum(any(run.label.startswith(stem) for run in group.members) for group in groups) for stem in stems]
-    return [stem if count == 1 else "" for stem, count in zip(stems, begins, strict=True)]
 
 
 def _without_shared(labels: Sequence[str]) -> list[str]:

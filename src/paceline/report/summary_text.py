@@ -17,8 +17,7 @@ def mean_loss(group: Group[Run]) -> Estimate | None:
 
 
 def sentences(groups: Sequence[Group[Run]]) -> list[str]:
-    """Means, then comparisons with the first group, then what has no interval. Of an ablation's arms nothing: the
-    ablation pairs their seeds and has sentences of its own."""
+    """Means, comparisons with the first group, what has no interval; none of an ablation, which has its own."""
     groups = [group for group in groups if group.first.arm is None]
     many = [group for group in groups if len(group.runs) > 1]
     alone = [group.label for group in groups if len(group.runs) == 1]

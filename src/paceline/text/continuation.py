@@ -189,8 +189,8 @@ def _clear(folder: Path, name: str) -> None:
 
 @contextlib.contextmanager
 def only_writer(folder: Path, flag: str = "--out ") -> Iterator[None]:
-    """Make the folder and hold it against a second writer. The lock goes with the process, however it ends. Readers of
-    the input and the network name what fails there, so what is left of OSErrors is about the folder."""
+    """Make the folder and hold it against a second writer. Readers of input and network name what fails there, so an
+    OSError that comes here is about the folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

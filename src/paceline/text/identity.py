@@ -30,9 +30,8 @@ KNOWN = {name: Identity(name, end, end + 1) for name, end in END_OF_TEXTS.items(
 def following(
     config: RunConfig, stated: Mapping[str, Any], tell: Callable[[str], None] = lambda line: None
 ) -> RunConfig:
-    """`config` with tokenizer, end of text and vocabulary of the data that it is to read. `stated`: the settings that
-    the user gives, by dotted names; they are put on top of the result by the caller. `tell` gets a line on what has
-    become other than it was. Data that are not there change nothing."""
+    """`config` with tokenizer, end of text and vocabulary of its data, if there are any. `stated`: the user's settings,
+    by dotted names, which the caller puts on top. `tell` gets a line on what has changed."""
     names = ("dir", "train", "tokenizer")
     folder, train, tokenizer = (str(stated.get(f"data.{name}", getattr(config.data, name))) for name in names)
     end = str(stated.get("data.end_of_text", ""))
@@ -90,7 +89,9 @@ def _find(data: DataConfig, *, by_name: bool) -> Identity | None:
         return found
     if is_path(data.tokenizer):
         return _named(data.tokenizer)
-    largest, end_of_text = _largest_id(shard), END_OF_TEXTS["gpt2"]
+    blocks = (shard.tokens[start : start + SCAN_TOKENS] for start in range(0, len(shard), SCAN_TOKENS))
+    largest = shard.manifest.max_token if shard.manifest else max((int(block.max()) for block in blocks), default=0)
+    end_of_text = END_OF_TEXTS["gpt2"]
     if largest == end_of_text and end_of_text in (shard.tokens[0], data.end_of_text):
         return KNOWN["gpt2"]
     return KNOWN[data.tokenizer] if by_name and largest <= END_OF_TEXTS.get(data.tokenizer, -1) else None
@@ -114,10 +115,3 @@ def _first_shard(data: DataConfig) -> Shard | None:
     """None where there is none, which the run says when it opens its data."""
     paths = sorted(path for path in Path(data.dir).glob(data.train) if path.is_file()) if data.dir != BUILTIN else []
     return open_or_convert(paths[0]) if paths else None
-
-
-def _largest_id(shard: Shard) -> int:
-    if shard.manifest is not None:
-        return shard.manifest.max_token
-    blocks = (shard.tokens[start : start + SCAN_TOKENS] for start in range(0, len(shard), SCAN_TOKENS))
-    return max((int(block.max()) for block in blocks), default=0)

@@ -39,8 +39,7 @@ def spool_text(blocks: Iterator[bytes], field: str) -> LongTextOrProblem:
 
 
 def json_records(blocks: Iterator[bytes], field: str) -> Iterator[TextOrProblem | LongTextOrProblem]:
-    """The records of a .json file: of a list, or one after another. The caller closes a text that is a file. Raises
-    ValueError where it is not JSON: what follows has no known beginning."""
+    """Those of a list, or one after another. The caller closes a text that is a file. ValueError: it is not JSON."""
     file = _Json(codecs.iterdecode(blocks, "utf-8", "surrogateescape"), records.escaped_text)
     for _ in file.elements("[", "]") if file.peek() == "[" else iter(file.peek, ""):
         record = file.whole_object()

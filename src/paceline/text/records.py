@@ -85,8 +85,7 @@ def csv_rows(stream: IO[bytes], place: str, field: str) -> Iterator[TextOrProble
 
 
 def column_values(path: Path, kind: str, field: str) -> Iterator[Any]:
-    """The values of a column of a .parquet, or of an Arrow file or stream, of which the folders of Hugging Face's
-    save_to_disk consist. Texts as bytes, because pyarrow does not look whether its strings are UTF-8."""
+    """Of a .parquet, or an Arrow file or stream. Texts as bytes: pyarrow does not look whether strings are UTF-8."""
     missing = DataError(f"{path}: reading .parquet and .arrow needs pyarrow; pip install 'paceline[data]'")
     pyarrow, parquet = (optional_module(name, missing) for name in ("pyarrow", "pyarrow.parquet"))
     try:

@@ -93,8 +93,7 @@ class Piece:
 
 
 def find_sources(inputs: Sequence[str], stdin_format: str, *, ids: bool = False, old: bool = False) -> list[Source]:
-    """Every file the inputs name, folders searched in sorted order. `ids`: files of token ids, else text. `old`: the
-    kinds that older versions read."""
+    """Every file the inputs name, folders in sorted order. `ids`: of token ids, else text; `old`: as older versions."""
     sources: list[Source] = []
     for given in inputs:
         if given == STANDARD_INPUT:
@@ -474,8 +473,7 @@ def _rest_of_line(lines: IO[bytes], block: bytes) -> Iterator[bytes]:
 def cut_text(
     blocks: Iterable[str], piece_chars: int = PIECE_CHARS, longest_chars: int = LONGEST_PIECE_CHARS
 ) -> Iterator[str]:
-    """The text in pieces of `piece_chars` characters or a little more, cut where words part, or else after
-    `longest_chars`; at least one piece."""
+    """Pieces of `piece_chars` characters or a little more, cut where words part or at `longest_chars`; one at least."""
     rest, searched = "", piece_chars
     for block in blocks:
         rest += block

@@ -97,7 +97,10 @@ def board(
         raise UserError(f"track {name!r} has no target of its own; say --target LOSS")
     if known is None:
         remarks.append(f"track {name!r} has no rules on record, so those of most of its runs are taken")
-    rules = known.rules if known else _commonest(runs)
+    counted = Counter(kept for run in runs if (kept := _rules_of(run)) is not None)
+    if known is None and not counted:
+        raise RunError("no run of this track can be shown: none has a config.json that says by which rules it ran")
+    rules = known.rules if known else counted.most_common(1)[0][0]
     breaches = {run: _breach(run, rules) for run in runs}
     broken = [LeftOut(run=run.label, why=why) for run, why in breaches.items() if why]
     groups = groups_of((run for run, why in breaches.items() if not why), by_machine=True, remade=remade)
@@ -134,13 +137,6 @@ def _rules_of(run: StoredRun) -> Rules | None:
         )
     except KeyError:
         return None
-
-
-def _commonest(runs: Sequence[StoredRun]) -> Rules:
-    counted = Counter(rules for run in runs if (rules := _rules_of(run)) is not None)
-    if not counted:
-        raise RunError("no run of this track can be shown: none has a config.json that says by which rules it ran")
-    return counted.most_common(1)[0][0]
 
 
 def _breach(run: StoredRun, rules: Rules) -> str:

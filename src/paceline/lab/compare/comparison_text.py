@@ -19,8 +19,12 @@ Part = Table | Sequence[str]  # a table, or lines
 def show_comparison(comparison: Comparison) -> None:
     remarks = [f"{group.label}: {remark}" for group in comparison.groups for remark in group.remarks]
     remarks += [f"{pair.first} - {pair.second}: {remark}" for pair in comparison.pairs for remark in pair.remarks]
+    groups = plain_table("", ">n", ">mean loss", ">stdev", ">noise floor", "data", "recipe")
+    for group in comparison.groups:
+        spread = number(group.stdev, ".4f"), number(group.noise_floor, ".4f")
+        groups.add_row(group.label, str(len(group.runs)), f"{group.mean:.4f}", *spread, group.data, group.recipe)
     _show(
-        _groups(comparison),
+        groups,
         _target(comparison) if comparison.target_loss is not None else (),
         _pairs(comparison) if comparison.pairs else (),
         [f"note: {remark}" for remark in (*remarks, *comparison.remarks)],
@@ -43,14 +47,6 @@ def show_board(board: Board) -> None:
         [f"note: {remark}" for remark in board.remarks],
         _left_out("refused", board.refused),
     )
-
-
-def _groups(comparison: Comparison) -> Table:
-    table = plain_table("", ">n", ">mean loss", ">stdev", ">noise floor", "data", "recipe")
-    for group in comparison.groups:
-        spread = number(group.stdev, ".4f"), number(group.noise_floor, ".4f")
-        table.add_row(group.label, str(len(group.runs)), f"{group.mean:.4f}", *spread, group.data, group.recipe)
-    return table
 
 
 def _target(comparison: Comparison) -> Table:

@@ -69,7 +69,9 @@ def configuration(subject: Subject) -> list[Node]:
     if subject.only:
         return [element("h2", "Configuration"), *_settings(subject.only, subject.only.config)]
     names, first = differing(subject.groups), subject.runs[0]
-    unlike = [name for name in _unlike(subject.runs) if name not in names]
+    every = dict.fromkeys(name for run in subject.runs for name in run.config if name not in (*names, "seed"))
+    # between runs of one experiment these change nothing of it
+    unlike = [name for name in every if len({str(run.config.get(name)) for run in subject.runs}) > 1]
     other_data = {"data.dir"} if "data fingerprint" in names else set()
     apart = {*names, *unlike, *other_data, "seed"}
     shared = {name: value for name, value in first.config.items() if name not in apart}
@@ -86,12 +88,6 @@ def configuration(subject: Subject) -> list[Node]:
     ]
     same = element("h2", "What is the same")
     return [element("h2", "What differs"), differences, *beside, same, *_settings(first, shared)]
-
-
-def _unlike(runs: Sequence[Run]) -> list[str]:
-    """Settings in which the runs differ. Between runs of one experiment these change nothing of it."""
-    names = dict.fromkeys(name for run in runs for name in run.config)
-    return [name for name in names if name != "seed" and len({str(run.config.get(name)) for run in runs}) > 1]
 
 
 def _settings(run: Run, values: dict[str, Any]) -> list[Node]:
