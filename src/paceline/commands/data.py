@@ -175,7 +175,6 @@ def stats(argv: Sequence[str]) -> int:
 
 
 def _print_stats(stats: "Stats") -> None:
-    """A line per shard, and a histogram of the documents' lengths."""
     for shard in stats.shards:
         print(f"{shard.file}: {shard.documents:,} documents, {shard.tokens:,} tokens")
     total = stats.total

@@ -45,8 +45,7 @@ class Technique:
     key: str
     topic: str
     title: str
-    record: int | None = None
-    """The record that brought it; None if no record has it or the public logs do not say which one did."""
+    record: int | None = None  # that brought it; None if no record has it or the public logs do not say
     switches: tuple[Switch, ...] = ()
     given: tuple[Given, ...] = ()
     records: tuple[int, ...] = ()  # first and last record of a change that only the original scripts made

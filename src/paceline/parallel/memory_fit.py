@@ -35,8 +35,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How a run's step is cut, and why."""
-
     plan: MemoryPlan
     why: str
     key: str | None  # under which the choice is remembered; None: the micro-batch was asked for, nothing was chosen

@@ -79,7 +79,6 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """At the fullest moment."""
         held = self.gradients if self.micro_batches > 1 else 0  # those of the micro-batches before
         whole = self.compiled and not self.gathered  # under FSDP, blocks are compiled one by one
         fresh = self.gradients if whole else 0  # compiled code hands them over at its end

@@ -89,11 +89,13 @@ def extract_documents() -> list[str]:
     """Topics by name, then modules by path; the same list on every machine with this Python."""
     documents, seen = list(_topics()), set[str]()
     root = Path(sysconfig.get_path("stdlib"))
-    for path in _module_paths(root):
-        fresh = list(dict.fromkeys(text for text in _docstrings(path) if text not in seen))
-        seen.update(fresh)
-        if fresh:
-            documents.append("\n\n".join(fresh) + "\n")
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in SKIPPED_FOLDERS)
+        for path in (Path(folder, name) for name in sorted(files) if name.endswith(".py")):
+            fresh = list(dict.fromkeys(text for text in _docstrings(path) if text not in seen))
+            seen.update(fresh)
+            if fresh:
+                documents.append("\n\n".join(fresh) + "\n")
     if not documents:
         cure = "give --data.dir a folder of shards"
         raise DataError(f"{root}: no docstrings there (a Python without its sources); {cure}")
@@ -107,12 +109,6 @@ def _topics() -> Iterator[str]:
         return
     for name in sorted(topics):
         yield topics[name].strip() + "\n"
-
-
-def _module_paths(root: Path) -> Iterator[Path]:
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in SKIPPED_FOLDERS)
-        yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
 
 
 def _docstrings(path: Path) -> list[str]:

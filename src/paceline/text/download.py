@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.core.errors import ConfigError, DataError, PacelineError, optional_module
 from paceline.core.files import blake2b_of, write_json
@@ -45,8 +45,7 @@ class Download:
     files: tuple[RemoteFile, ...] = ()
 
 
-@dataclass(frozen=True)
-class DownloadStatus:
+class DownloadStatus(NamedTuple):
     bytes_read: int
     bytes_total: int
     files: int

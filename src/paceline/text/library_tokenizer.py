@@ -40,7 +40,10 @@ class LibraryTokenizer(Tokenizer):
         added = {token["id"]: token["content"] for token in library["added_tokens"]}
         self._library = tokenizers.Tokenizer.from_str(json.dumps(library))
         self._library.encode_special_tokens = True  # as text, if a text spells one
-        self.token_bytes = _token_bytes(library["model"]["vocab"], added, end_of_text)
+        own = {word: index for word, index in library["model"]["vocab"].items() if index not in {*added, end_of_text}}
+        found = {index: bytes_of(word) for word, index in own.items()}
+        found |= {index: word.encode() for index, word in added.items()} | {end_of_text: b""}
+        self.token_bytes = [found.get(index, b"") for index in range(max(found) + 1)]
         self.end_of_text_word = next(word for word, index in _ids_of(library).items() if index == end_of_text)
 
     def encode_array(self, text: str) -> np.ndarray:
@@ -121,12 +124,6 @@ def _is_gpt2(found: Tokenizer, library: dict[str, Any]) -> bool:
 def _ids_of(library: dict[str, Any]) -> dict[str, int]:
     added = {token["content"]: token["id"] for token in library["added_tokens"]}
     return {**library["model"]["vocab"], **added}
-
-
-def _token_bytes(vocabulary: dict[str, int], added: dict[int, str], end_of_text: int) -> list[bytes]:
-    found = {index: bytes_of(word) for word, index in vocabulary.items() if index not in {*added, end_of_text}}
-    found |= {index: word.encode() for index, word in added.items()} | {end_of_text: b""}
-    return [found.get(index, b"") for index in range(max(found) + 1)]
 
 
 def _without_added_space(part: Any) -> Any:

@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, NamedTuple
 
 import numpy as np
 
@@ -49,8 +49,7 @@ SAFE_CUT = re.compile(r"\S(?= \S)|\S\n(?=\S)")
 """GPT-2's word rule starts a word at a lone space before text, and after a lone line break; the cut is the match's end.
 What Python calls white space includes all that the tokenizers' regular expressions do."""
 
-BadText = Literal["error", "replace", "skip-line", "skip-file"]
-"""What happens to text that cannot be read; `skip-file` is what --skip-bad meant to a .txt in older versions."""
+BadText = Literal["error", "replace", "skip-line", "skip-file"]  # skip-file: --skip-bad of older versions, of a .txt
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,6 @@ class Source:
 
     @property
     def only_once(self) -> bool:
-        """Whether it cannot be read a second time."""
         return self.path is None and self.kind != "hf"
 
     @property
@@ -82,8 +80,7 @@ class Source:
         return str(self.path or self.name)
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A document or a part of one. `opens`: it begins a document."""
 
     text: bytes
@@ -368,7 +365,12 @@ class Reader:
 
     def _records(self, source: Source) -> Iterator[TextOrProblem | LongTextOrProblem]:
         if source.kind == "hf":
-            yield from self._hub_rows(source)
+            for row in records.hub_rows(source.name):
+                if self.field not in row:
+                    raise DataError(f"{source.name}: no column {self.field!r}; there are {', '.join(row)}; see --field")
+                text, problem = records.checked_text(row[self.field], self.field)
+                self.bytes_before += len(text or "")
+                yield text, problem
         elif source.kind in UNPACKABLE:
             yield from self._columns(source)
         else:
@@ -382,14 +384,6 @@ class Reader:
             if self.bad == "replace" and isinstance(text, str):
                 text = replace_bad(text, self._count_replaced)
             yield records.escaped_text(text, self.field)
-
-    def _hub_rows(self, source: Source) -> Iterator[TextOrProblem]:
-        for row in records.hub_rows(source.name):
-            if self.field not in row:
-                raise DataError(f"{source.name}: no column {self.field!r}; there are {', '.join(row)}; see --field")
-            text, problem = records.checked_text(row[self.field], self.field)
-            self.bytes_before += len(text or "")
-            yield text, problem
 
     def _id_pieces(self, sources: Sequence[Source], tokenizer: TokenizerEntry) -> Iterator[Piece]:
         """Ids, side by side. Documents that end-of-text closes, as nanoGPT's, become ones that it opens."""

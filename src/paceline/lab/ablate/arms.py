@@ -11,7 +11,7 @@ import functools
 import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from paceline.core.command_line import Hidden
 from paceline.core.errors import ConfigError, UserError
@@ -31,16 +31,14 @@ FORMAT = 1
 Kind = Literal["full", "base", "without", "with"]
 
 
-@dataclass(frozen=True)
-class Arm:
+class Arm(NamedTuple):
     name: str
     kind: Kind
     part: Part | None
     config: RunConfig  # with the first seed
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     name: str  # of its folder
     arm: str
     seed: int

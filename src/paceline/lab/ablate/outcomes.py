@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from paceline.analysis.groups import card_facts, experiment_settings, why_left_out
 from paceline.analysis.runs import StoredRun, read_config, read_run, settings_of
@@ -59,11 +59,10 @@ def outcomes(runs: Iterable[Run], folder: Path) -> list[Outcome]:
     """Of every planned run. Finished ones on other data or another device than most are refused."""
     found = [outcome_of(run, folder) for run in runs]
     facts = Counter(tuple(card_facts(one.card).items()) for one in found if one.state == "finished" and one.card)
-    return [_unless_unusual(one, dict(facts.most_common(1)[0][0])) if one.state == "finished" else one for one in found]
-
-
-def _unless_unusual(one: Outcome, usual: dict[str, Any]) -> Outcome:
-    for name, value in card_facts(one.card).items() if one.card else ():
-        if value != usual[name]:
-            return replace(one, state="refused", reason=f"its {name} is {value}, that of most runs {usual[name]}")
-    return one
+    usual = dict(facts.most_common(1)[0][0]) if facts else {}
+    for index, one in enumerate(found):
+        known = card_facts(one.card) if one.state == "finished" and one.card else {}
+        if name := next((name for name, value in known.items() if value != usual[name]), None):
+            why = f"its {name} is {known[name]}, that of most runs {usual[name]}"
+            found[index] = replace(one, state="refused", reason=why)
+    return found

@@ -94,7 +94,6 @@ def parts_of(base: RunConfig, full: RunConfig) -> list[Part]:
 
 @functools.cache
 def _techniques_of(config: RunConfig) -> frozenset[str]:
-    """Keys of the techniques that a config has."""
     return frozenset(key for key, technique in techniques().items() if is_in(technique, config))
 
 

@@ -26,8 +26,7 @@ class Child(Protocol):
     def kill(self) -> None: ...
 
 
-Launch = Callable[[Sequence[str], Path, int], Child]
-"""Starts `paceline train` with these words; what it says goes to the log. The number: which of the jobs it is."""
+Launch = Callable[[Sequence[str], Path, int], Child]  # words of `paceline train`, its log, which of the jobs it is
 
 
 @dataclass

@@ -39,8 +39,6 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class Sizes(NamedTuple):
-    """The numbers that identify a shape."""
-
     tokens: int  # of one micro-batch
     sequence_tokens: int
     lm_head_rows: int

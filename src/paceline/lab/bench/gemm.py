@@ -22,8 +22,7 @@ from paceline.settings.schedule import largest_batch, mean_batch_tokens
 from paceline.settings.spec import describe
 
 PEAK_SIDE = {"cuda": 8192, "cpu": 1024}  # of the square product whose rate counts as the device's peak
-COLD_BYTES = {"cuda": 256 * 2**20, "cpu": 2**20}
-"""What the copies together hold at least: several times the 50 MB cache of an H100 or H200. A CPU's is not outgrown."""
+COLD_BYTES = {"cuda": 256 * 2**20, "cpu": 2**20}  # of all copies: several times the 50 MB cache of an H200, no CPU's
 
 
 class Product(NamedTuple):

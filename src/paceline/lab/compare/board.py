@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from paceline.analysis.facts import code
 from paceline.analysis.groups import Group, groups_of
@@ -37,8 +37,7 @@ class Rules:
     untimed_steps: int  # before the train clock starts
 
 
-@dataclass(frozen=True, kw_only=True)
-class Track:
+class Track(NamedTuple):
     target: float
     rules: Rules
 

@@ -25,8 +25,7 @@ LOOKS_FORMAT = 2  # 1, of paceline 0.1, named groups by another rule; its looks 
 class Question:
     key: str
     planned: int | None = None  # runs to be made, as given at the first look; a later change is no plan
-    counts: tuple[int, ...] = ()
-    """Runs there were at each look, in the order of the looks; the same runs again are no new look."""
+    counts: tuple[int, ...] = ()  # runs at each look, in order; the same runs again are no new look
 
     def looked(self, n: int, planned: int | None) -> "Question":
         if n in self.counts:

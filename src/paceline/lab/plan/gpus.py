@@ -7,7 +7,7 @@ what a node usually sends to the others. Prices were typical of on-demand offers
 
 import difflib
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from paceline.core.errors import ConfigError
 from paceline.core.probe import HOPPER
@@ -17,8 +17,7 @@ from paceline.settings.limits import Limit, Limited, at_least
 ABOVE_0 = Limit("must be above 0", lambda value: value > 0)
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(NamedTuple):
     driver_name: str
     capability: int  # the major one
     fp32_tflops: float  # products in fp32, without tensor cores

@@ -31,8 +31,7 @@ ALIGNED, MISALIGNED_COST = 8, 2.0
 """Rows of a head that are no multiple of 8 leave its rows of bf16 logits off the 16-byte steps that fast products load.
 The cost is a guess, taken because record 4, which has such a head, is 16 % slower than predicted without it."""
 TILE, PROCESSORS = 128, 132  # side of a product's tile, and processors that want one each: a small matrix fills few
-EVERY_RANK_COMPUTES_ALL = ("r04-muon", "r05-modern-arch")
-"""Their scripts orthogonalise every matrix on every rank; those since record 6, and ours, share them."""
+EVERY_RANK_COMPUTES_ALL = ("r04-muon", "r05-modern-arch")  # as their scripts do; from record 6 on matrices are shared
 
 # How often kernels cross memory, in widths of their tensor:
 STREAM_CROSSINGS, SKIP_CROSSINGS = 20.0, 7.0  # the residual stream in a block (mixes, norms, sums), and a skip

@@ -123,18 +123,17 @@ def _number(value: Any) -> str:
 
 def _places(run: Run, one: Evaluation) -> Markup:
     title = f"Loss by place in the document: {run.label}, {one.name}"
-    rows = [_bucket(dict(zip(POSITION_COLUMNS, row, strict=False)), one.of) for row in one.positions]
+    rows = []
+    for row in one.positions:
+        bucket = dict(zip(POSITION_COLUMNS, row, strict=False))
+        first, last = (_number(bucket.get(name)) for name in ("first", "last"))
+        start, sequence = bucket.get("first"), one.of.get("sequence_tokens")
+        side = "inside" if bucket.get("inside_window") else "beyond"
+        if isinstance(start, int) and isinstance(sequence, int) and start >= sequence:  # of older cards, too
+            side = window_side(start, None, sequence)
+        rows.append([f"{first} to {last}", side, _number(bucket.get("tokens")), _number(bucket.get("loss"))])
     table = scrolling(("Tokens before", "Window", "Tokens", "Loss"), rows, label=title)
     return details(title, table)
-
-
-def _bucket(bucket: dict[str, Any], of: dict[str, Any]) -> list[Node]:
-    first, last = (_number(bucket.get(name)) for name in ("first", "last"))
-    start, sequence = bucket.get("first"), of.get("sequence_tokens")
-    side = "inside" if bucket.get("inside_window") else "beyond"
-    if isinstance(start, int) and isinstance(sequence, int) and start >= sequence:  # of older cards, too
-        side = window_side(start, None, sequence)
-    return [f"{first} to {last}", side, _number(bucket.get("tokens")), _number(bucket.get("loss"))]
 
 
 def schedule(subject: Subject) -> list[Node]:

@@ -133,22 +133,16 @@ def running(subject: Subject) -> list[Node]:
     if not subject.running:
         return []
     group_of = {run: number for number, group in enumerate(subject.groups) for run in group.members}
-    cards = [_running_card(group_of[run], run) for run in subject.running]
+    cards = []
+    for run in subject.running:
+        share = f"{100 * run.steps_done // max(1, run.card.steps)}"
+        bar = element("span", style=f"width:{share}%;background:var(--run-{group_of[run] % PALETTE})")
+        role = {"role": "progressbar", "aria_valuenow": share, "aria_valuemin": "0", "aria_valuemax": "100"}
+        cells = [element("div", element("dt", name), element("dd", value)) for name, value in _progress(run).items()]
+        heading = element("h3", named(group_of[run], run.label), element("span", f"{share} %", class_="share"))
+        progress = element("div", bar, class_="bar", aria_label=f"Progress of {run.label}", **role)
+        cards.append(element("article", heading, progress, element("dl", *cells), class_="panel"))
     return [element("h2", "In progress"), element("div", *cards, class_="going")]
-
-
-def _running_card(number_of_group: int, run: Run) -> Markup:
-    share = f"{100 * run.steps_done // max(1, run.card.steps)}"
-    bar = element("span", style=f"width:{share}%;background:var(--run-{number_of_group % PALETTE})")
-    role = {"role": "progressbar", "aria_valuenow": share, "aria_valuemin": "0", "aria_valuemax": "100"}
-    cells = [element("div", element("dt", name), element("dd", value)) for name, value in _progress(run).items()]
-    return element(
-        "article",
-        element("h3", named(number_of_group, run.label), element("span", f"{share} %", class_="share")),
-        element("div", bar, class_="bar", aria_label=f"Progress of {run.label}", **role),
-        element("dl", *cells),
-        class_="panel",
-    )
 
 
 def _progress(run: Run) -> dict[str, str]:
