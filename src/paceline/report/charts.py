@@ -113,15 +113,15 @@ def _band(group: Group[Run], curves: Sequence[tuple[Columns, Column]]) -> Band |
 
 def wall_parts(group: Group[Run]) -> list[float | None]:
     """Seconds of each of PARTS, mean over the runs that count; None where there is no mean or the cards do not say."""
-    return [mean_time(group, lambda run, part=part: _parts(run)[part]) for part in range(len(PARTS))]
+    return [mean_time(group, functools.partial(_part, number)) for number in range(len(PARTS))]
 
 
-def _parts(run: Run) -> tuple[float | None, ...]:
+def _part(number: int, run: Run) -> float | None:
     card = run.card
     if card.wall_s is None or card.train_s is None:
-        return (None,) * len(PARTS)
+        return None
     start_s, first_s = card.startup_s or 0.0, card.first_steps_s or 0.0
-    return start_s, first_s, card.train_s, max(0.0, card.wall_s - card.train_s - start_s - first_s)
+    return (start_s, first_s, card.train_s, max(0.0, card.wall_s - card.train_s - start_s - first_s))[number]
 
 
 @functools.lru_cache(maxsize=64)

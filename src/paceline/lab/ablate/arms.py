@@ -127,8 +127,8 @@ def make_plan(base: RunConfig, full: RunConfig, choice: Choice) -> Plan:
     if choice.base or choice.add:
         arms.append(Arm("base", "base", None, base))
     left_out = [(part.key, why) for part in wanted if (why := reasons[part.key]) is not None]
-    kinds: list[Kind] = ["without"] * choice.leave_out + ["with"] * choice.add
-    for part, kind in itertools.product(parts, kinds):
+    kinds: dict[Kind, bool] = {"without": choice.leave_out, "with": choice.add}
+    for part, kind in itertools.product(parts, [kind for kind, wanted in kinds.items() if wanted]):
         name = f"{kind}-{part.key}"
         try:
             arms.append(Arm(name, kind, part, part.without(full) if kind == "without" else part.alone(base)))
