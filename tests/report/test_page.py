@@ -1,6 +1,5 @@
 """The page without a browser: self-contained, escaped, complete, and clear about what is missing."""
 
-import builtins
 import html
 import json
 import re
@@ -332,14 +331,7 @@ def test_no_run_at_all_is_refused(tmp_path: Path) -> None:
 
 def test_without_plotly_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # the real _plotly_js
-    real = builtins.__import__
-
-    def missing(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.startswith("plotly"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)  # as Python marks what cannot be imported
     with pytest.raises(UserError, match=r"paceline\[report\]"):
         page.write_report([write_run(tmp_path / "run", steps=20)], tmp_path / "page.html")
 

@@ -201,7 +201,7 @@ def dense_extremes(model: GPT, tokens: Tensor, window: Tensor) -> tuple[float, f
     with torch.no_grad():
         x = model.stream(tokens, attend, slice(tokens.size(1)))
         uncapped = copy.copy(model)
-        uncapped.config = replace(config, softcap=None)
+        uncapped.bounds = None, 0.0
         return max(scores), uncapped.head_of(x).abs().max().item()
 
 

@@ -26,7 +26,8 @@ class Sink(Protocol):
 
     def write(self, metrics: Metrics) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        return
 
 
 class JsonlSink(Sink):

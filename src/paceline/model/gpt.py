@@ -124,7 +124,11 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor, windows: Tensor) -> Losses:
         """`main` is the loss of every token, (B, T) fp32, or only their total, 0-D, where the head's back end gives no
         more: only its sum is well defined. `terms` are totals, in the order of `config.loss_terms`."""
-        x = self.head_input(tokens, windows).flatten(0, -2)
+        return self.losses(self.head_input(tokens, windows), tokens, targets)
+
+    def losses(self, x: Tensor, tokens: Tensor, targets: Tensor) -> Losses:
+        """From the normalised stream (B, T, width)."""
+        x = x.flatten(0, -2)
         if self.sampler is not None and torch.is_grad_enabled() and self.sampler.count:
             main = self.sampler.losses(self.loss, x.view(*targets.shape, -1), self._head_rows(), targets, self.bounds)
         else:
@@ -212,10 +216,9 @@ class GPT(nn.Module):
 
     def _mixed(self, x: Tensor, layer: int, kept: dict[int, Tensor]) -> Tensor:
         """With the earlier streams that are added before a layer, or before the head."""
-        if str(layer) not in self.mixes:
-            return x
-        mix = self.mixes[str(layer)]
-        return mix(x, [kept[source] for source in mix.sources])
+        for at in (at for at in self.config.mixes if at.before == layer):
+            x = self.mixes[str(layer)](x, [kept[source] for source in at.sources])
+        return x
 
     def keep_row_gradients(self, table: str, store: RowGradients) -> None:
         """From now on the gradient of a lookup table goes to `store`, not to its `.grad`."""

@@ -19,7 +19,7 @@ class Mix(nn.Module):
 
     def __init__(self, config: ModelConfig, at: MixConfig) -> None:
         super().__init__()
-        self.sources, self.dtype = at.sources, torch_dtype(config.precision.compute)
+        self.dtype = torch_dtype(config.precision.compute)
         declare(self, spec.mix(config, at))
 
     def forward(self, x: Tensor, sources: Sequence[Tensor]) -> Tensor:

@@ -7,14 +7,18 @@ without correction: losses are too low by what the other ids would have had, and
 Every shape is fixed and nothing waits for the device. Validation always uses all ids.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
-from paceline.model.loss import HeadLoss
+from paceline.model.loss import HeadLoss, Losses
+
+if TYPE_CHECKING:
+    from paceline.model.gpt import GPT
 
 SWEEP_STRIDE = 20_011
 """The sweep is SWEEP_STRIDE k mod ids for k = 0, 1, ...; a prime, so it takes every id unless it divides their
@@ -86,5 +90,16 @@ class _DistinctRows(torch.autograd.Function):
 
 def distinct_rows(table: Tensor, ids: Tensor) -> Tensor:
     """table[ids] for ids (N,) that are all different, so that the gradient is a copy and no sum."""
-    rows: Tensor = _DistinctRows.apply(table, ids)
+    rows: Tensor = _DistinctRows.apply(table, ids)  # type: ignore[no-untyped-call]
     return rows
+
+
+class HeadApart(nn.Module):
+    """A model whose stream is computed by `head_input`, its compiled form, and whose head is not compiled."""
+
+    def __init__(self, model: "GPT", head_input: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model, self.head_input = model, head_input
+
+    def forward(self, tokens: Tensor, targets: Tensor, windows: Tensor) -> Losses:
+        return self.model.losses(self.head_input(tokens, windows), tokens, targets)

@@ -171,8 +171,9 @@ def _compiled(model: GPT, config: RunConfig) -> nn.Module:
         return model
     torch._dynamo.reset()  # it keeps eight versions of a function, those of this process's earlier runs included
     if config.model.candidates is not None and not config.parallel.fsdp:  # the head apart: one code for all numbers
-        model.head_input = torch.compile(model.head_input, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
-        return model
+        from paceline.model.sampled import HeadApart
+
+        return HeadApart(model, torch.compile(model.head_input, fullgraph=True, dynamic=False))
     if not config.parallel.fsdp:
         return cast(nn.Module, torch.compile(model, fullgraph=True, dynamic=False))
     for block in model.blocks:  # one by one: a graph cannot hold the hooks between them

@@ -8,7 +8,7 @@ Every rank measures, and the figures are those of the global batch.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from paceline.data.feed import DeviceBatch
 from paceline.metrics.deferred import Values
 from paceline.model.attention import Attend, Plan, attention_of, plan_reference
 from paceline.model.gpt import GPT
+from paceline.model.loss import HeadLoss
 from paceline.model.masks import MaskRule, allowed
 from paceline.optim.optimizer import Optimizer
 from paceline.optim.rule import global_norm
@@ -164,10 +165,10 @@ def largest_score(
     return torch.stack(largest).amax() * shape.scale
 
 
-def _watch_logits(found: list[Tensor]) -> Callable[[Tensor, Tensor, Tensor, float | None], Tensor]:
+def _watch_logits(found: list[Tensor]) -> HeadLoss:
     """A head that looks at its logits and says that there is no loss."""
 
-    def loss(x: Tensor, weight: Tensor, targets: Tensor, _: float | None) -> Tensor:
+    def loss(x: Tensor, weight: Tensor, targets: Tensor, *_: float | None) -> Tensor:
         rows = max(1, CHUNK_LOGITS // weight.size(0))
         found.append(torch.stack([(part @ weight.T).float().abs().amax() for part in x.split(rows)]).amax())
         return torch.zeros(targets.shape, device=x.device)

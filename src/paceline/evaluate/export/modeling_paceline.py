@@ -252,7 +252,7 @@ class Block(nn.Module):
         x = self.kept(x, 0)
         if self.x0_gate is not None:
             x = x + scalar(self.config, self.x0_gate) * x0
-        if self.ngram_gate is not None:
+        if self.ngram_gate is not None and ngrams is not None:
             x = x + scalar(self.config, self.ngram_gate) * ngrams
         if branch is not None:
             x = x + branch
