@@ -4,7 +4,8 @@ python benchmarks/frontier.py frontier-60 --seeds 0 1 2 --out benchmarks/results
 
 `train_s` is the train clock of the run, and the untimed first steps at the mean of the timed steps of their stage.
 Words after `--` go to `paceline train`. Runs follow each other. `--also NAME WORD ...`, repeatable, runs the preset
-once more with further words, to measure one change; they are written with + for --, as +model.smear.
+once more with further words, to measure one change; they are written with + for --, as +model.smear, and @FILE stands
+for a config file in the place of the preset.
 """
 
 import argparse
@@ -20,9 +21,9 @@ from runs import train
 
 from paceline.core.environment import code_version, environment
 from paceline.core.files import write_json
-from paceline.core.schema import to_dict
+from paceline.core.schema import read_json, to_dict
 from paceline.metrics.metrics_file import StepMetrics, read_metrics
-from paceline.recipes.presets import preset
+from paceline.settings.run import RunConfig, read_config
 from paceline.settings.schedule import stage_starts
 
 
@@ -34,11 +35,19 @@ def charged_s(steps: list[StepMetrics], train_s: float, untimed: int, stage_end:
 
 
 def measured(name: str, words: list[str], seed: int, folder: Path) -> dict[str, Any]:
-    given = [name, *words, "--seed", str(seed), "--evaluate.every", "None"]
-    run, config = train(given, folder), preset(name)
-    card, (steps, _) = run.card, read_metrics(folder)
-    share = stage_starts(config)[1] / config.steps
-    train_s = charged_s(steps, card.train_s, config.train.untimed_steps, round(share * card.steps))
+    files = [word for word in words if word.startswith("@")]
+    words = [word for word in words if word not in files]
+    given = [
+        *(["--config", files[0][1:]] if files else [name]),
+        *words,
+        "--seed",
+        str(seed),
+        "--evaluate.every",
+        "None",
+    ]
+    run, (steps, _) = train(given, folder), read_metrics(folder)
+    card, config = run.card, read_config(read_json(folder / "config.json"))
+    train_s = charged_s(steps, card.train_s, config.train.untimed_steps, stage_starts(config)[1])
     found = {
         "preset": name,
         "seed": seed,
@@ -53,14 +62,13 @@ def measured(name: str, words: list[str], seed: int, folder: Path) -> dict[str, 
     }
     curve = {str(step.step): step.train_loss for step in steps if step.step % 50 == 0}
     print({key: value for key, value in found.items() if key != "command"}, words, flush=True)
-    return found | {"steps": card.steps, "train_loss": curve, "by_stage_s": by_stage(steps, card.steps, config)}
+    return found | {"steps": card.steps, "train_loss": curve, "by_stage_s": by_stage(steps, config)}
 
 
-def by_stage(steps: list[StepMetrics], count: int, config: Any) -> list[float]:
+def by_stage(steps: list[StepMetrics], config: RunConfig) -> list[float]:
     """Mean seconds of a step of each stage, its first one apart."""
-    starts = [round(start * count / config.steps) for start in stage_starts(config)]
     at = {step.step: step.train_s for step in steps}
-    pairs = ((max(start + 1, config.train.untimed_steps + 1), end) for start, end in pairwise(starts))
+    pairs = ((max(start + 1, config.train.untimed_steps + 1), end) for start, end in pairwise(stage_starts(config)))
     return [round((at[end] - at[start]) / max(1, end - start), 5) for start, end in pairs]
 
 

@@ -48,6 +48,12 @@ def test_a_toml_states_what_differs_from_its_preset(tmp_path: Path) -> None:
     assert asked("r18-softcap", "--config", str(path)) == replace(preset("r18-softcap"), seed=3)
 
 
+def test_names_in_lists_may_be_written_as_flags_too(tmp_path: Path) -> None:
+    path = tmp_path / "stages.toml"
+    path.write_text("[[stages]]\nshare = 0.5\nbatch-tokens = 4096\n[[stages]]\nshare = 0.5\n")
+    assert [stage.batch_tokens for stage in asked("--config", str(path)).stages] == [4096, None]
+
+
 def test_names_of_older_versions_are_todays(tmp_path: Path) -> None:
     path = tmp_path / "old.toml"
     path.write_text("train.free_steps = 3\n")

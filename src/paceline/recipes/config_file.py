@@ -48,6 +48,8 @@ def _read(path: Path) -> Any:
 
 def _underscored(values: Any) -> Any:
     """Names as configs have them; a TOML may write them as flags are."""
+    if isinstance(values, list):
+        return [_underscored(value) for value in values]
     if not isinstance(values, dict):
         return values
     return {name.replace("-", "_"): _underscored(value) for name, value in values.items()}
