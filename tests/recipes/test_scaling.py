@@ -86,7 +86,7 @@ def test_stages_are_scaled_as_the_run_is() -> None:
         Stage(share=0.5),
     )
     small = scaled(replace(base, stages=stages), 1 / 16)
-    assert small.batch == scaled(base, 1 / 16).batch
+    assert small.batch.tokens == 4096, "larger than the smallest, as it was"
     assert [stage.batch_tokens for stage in small.stages] == [2048, 8 * base.batch.tokens // 256, None]
     assert [replace(stage, batch_tokens=None) for stage in small.stages] == [
         replace(stage, batch_tokens=None) for stage in stages

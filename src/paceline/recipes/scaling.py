@@ -4,10 +4,10 @@
 scaled in proportion, the momentum warm-up keeps its length.
 
 --scale F shrinks a preset for a small machine with all its techniques active: head width by F^(3/4) (16 of 128 at
-1/16), vocabulary and steps by F, batch and n-gram tables by F². Heads and layers stay, so that value maps, skips and
-missing attention are the record's. A windowed preset keeps its windows and a sequence of 16 blocks of 128 tokens, of
-one more than its widest window, or all it has, so that every window of the schedule occurs. Stages and layer overrides
-follow the same rules.
+1/16), vocabulary and steps by F, batch and n-gram tables by F², though stages of different batches keep different ones.
+Heads and layers stay, so that value maps, skips and missing attention are the record's. A windowed preset keeps its
+windows and a sequence of 16 blocks of 128 tokens, of one more than its widest window, or all it has, so that every
+window of the schedule occurs. Stages and layer overrides follow the same rules.
 """
 
 import math
@@ -51,11 +51,12 @@ def scaled(config: RunConfig, scale: float) -> RunConfig:
     smaller = with_steps(config, min(config.steps, max(least, round(config.steps * scale))))
     sequence_tokens = _scaled_sequence(config, scale)
     model = _scaled_model(config.model, scale, sequence_tokens)
-    batch = BatchConfig(tokens=_tokens(config.batch.tokens, scale, sequence_tokens), sequence_tokens=sequence_tokens)
+    tokens = _scaled_batches(config, scale, sequence_tokens)
+    batch = BatchConfig(tokens=tokens[config.batch.tokens], sequence_tokens=sequence_tokens)
     stages = tuple(
         replace(
             stage,
-            batch_tokens=stage.batch_tokens and _tokens(stage.batch_tokens, scale, sequence_tokens),
+            batch_tokens=stage.batch_tokens and tokens[stage.batch_tokens],
             candidates=_candidates(stage.candidates, model.vocab_size, scale, sequence_tokens),
         )
         for stage in config.stages
@@ -111,8 +112,15 @@ def _scaled_sequence(config: RunConfig, scale: float) -> int:
     return max(min(sequence, max(beyond, MIN_WINDOWED_TOKENS)), fitting)
 
 
-def _tokens(before: int, scale: float, sequence_tokens: int) -> int:
-    return max(1, round(before * scale**2 / sequence_tokens)) * sequence_tokens
+def _scaled_batches(config: RunConfig, scale: float, sequence_tokens: int) -> dict[int, int]:
+    """The tokens of a step, by what they were: whole sequences, of which a larger batch has more."""
+    sequences, found = 0, dict[int, int]()
+    for before in sorted(
+        {config.batch.tokens, *(stage.batch_tokens or config.batch.tokens for stage in config.stages)}
+    ):
+        sequences = max(sequences + 1, round(before * scale**2 / sequence_tokens))
+        found[before] = sequences * sequence_tokens
+    return found
 
 
 def _candidates(before: int | None, vocab_size: int, scale: float, sequence_tokens: int) -> int | None:
