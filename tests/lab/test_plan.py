@@ -408,3 +408,15 @@ def test_a_batch_that_gpus_cannot_share_is_refused_with_both_ways_out() -> None:
         ConfigError, match=r"--gpus 6 cannot share 8 sequences .* use --gpus 4, or --batch.tokens 786432"
     ):
         plan(replace(R18, cluster=Cluster(gpu="h100", gpus=6)))
+
+
+def test_a_sampled_softmax_takes_the_time_of_the_logits_that_it_computes() -> None:
+    def head_s(setting: Setting) -> float:
+        return sum(work.seconds for work in computation(setting) if work.kind == "head_and_loss")
+
+    stages = (Stage(share=0.5, candidates=12_576), Stage(share=0.5, candidates=0))
+    base = preset("r18-softcap")
+    config = replace(base, model=replace(base.model, candidates=12_576), stages=stages)
+    last, first, mean = (replace(R18, config=config, step=step) for step in (config.steps - 1, 0, None))
+    assert head_s(first) == pytest.approx(head_s(last) / 4, rel=0.01)
+    assert head_s(mean) == pytest.approx(head_s(last) * 5 / 8, rel=0.01)

@@ -6,7 +6,7 @@ borders, which depend on the data, so that with a document mask the attention pa
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from paceline.core.units import BLOCK_TOKENS
 from paceline.settings.model import ModelConfig, WindowKind
@@ -45,14 +45,18 @@ def attention_flops(model: ModelConfig, keys: Mapping[WindowKind, float]) -> flo
 
 def mean_flops_per_token(run: RunConfig) -> float:
     """The same, averaged over the tokens of a run in which windows, batches and candidates change."""
-    steps, rows = sampled_steps(run.steps), run.model.lm_head_rows
+    steps = sampled_steps(run.steps)
     tokens = tokens_by_windows(run, steps)
     costs = [flops_per_token(run.model, sequence_tokens=run.batch.sequence_tokens, windows=dict(key)) for key in tokens]
     of_all = sum(cost * n for cost, n in zip(costs, tokens.values(), strict=True))
-    if run.model.candidates is not None:
-        left_out = ((rows - (candidates_at(run, step) or rows)) * tokens_of(run, step) for step in steps)
-        of_all -= 6 * run.model.width * sum(left_out)
-    return of_all / tokens.total()
+    return of_all / tokens.total() - 6 * run.model.width * run.model.lm_head_rows * (1 - head_share(run, steps))
+
+
+def head_share(run: RunConfig, steps: Iterable[int]) -> float:
+    """Of the logits of these steps' tokens, the share that training computes: a sampled softmax leaves some out."""
+    rows, tokens = run.model.lm_head_rows, {step: tokens_of(run, step) for step in steps}
+    computed = sum((candidates_at(run, step) or rows) * n for step, n in tokens.items())
+    return computed / (rows * sum(tokens.values()))
 
 
 @functools.cache

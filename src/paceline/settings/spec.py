@@ -187,7 +187,7 @@ def mix(config: ModelConfig, at: MixConfig) -> Part:
     weights = replace(_gate("weights", len(at.sources), MIX_WIDTH), group="mixes")
     starts = Init("values", values=tuple(start / MIX_SCALE for start in at.starts))
     bias = Parameter(name="bias", shape=(len(at.sources),), group="mixes", dtype="fp32", init=starts)
-    return Part((hidden, weights, bias), tuple(_product(each, "head_and_loss") for each in (hidden, weights)))
+    return Part((hidden, weights, bias), tuple(_product(each, "mlp") for each in (hidden, weights)))
 
 
 def _table(config: ModelConfig, name: str, width: int, group: Group, init: Init, *, dense: bool) -> Parameter:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from paceline.lab.plan.gpus import Cluster, Gpu
 from paceline.lab.plan.visits import DOCUMENT_TOKENS, mean_visited_keys, visited_keys
-from paceline.metrics.flops import attention_flops
+from paceline.metrics.flops import attention_flops, head_share
 from paceline.parallel.batch_split import rank_batch
 from paceline.parallel.memory_model import Moved, moved
 from paceline.settings.data import BatchConfig
@@ -150,9 +150,11 @@ def _stream(at: Setting) -> Work:
 def _head(at: Setting) -> list[Work]:
     heads = [product for product in describe(at.config.model).products if product.counted_as == "head_and_loss"]
     misaligned = MISALIGNED_COST if at.config.model.precision.compute == "bf16" else 1.0
-    logits_bytes = LOGITS_BYTES[at.profile] * sum(head.outputs for head in heads) * at.tokens
+    share = head_share(at.config, sampled_steps(at.config.steps) if at.step is None else [at.step])
+    logits_bytes = LOGITS_BYTES[at.profile] * share * sum(head.outputs for head in heads) * at.tokens
+    weights = share * sum((misaligned if h.outputs % ALIGNED else 1.0) * h.weights for h in heads)
     return [
-        _products(at, "head_and_loss", sum((misaligned if h.outputs % ALIGNED else 1.0) * h.weights for h in heads)),
+        _products(at, "head_and_loss", weights),
         Work("head_and_loss", "memory", logits_bytes / at.bytes_per_s),
     ]
 
