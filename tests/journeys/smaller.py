@@ -71,6 +71,8 @@ def smaller(shown: list[str], *, inline: bool) -> list[str]:
         added["--scale"] = "1/16"
         if verb != "bench sample" and "--data.dir" not in rest:
             added["--data.dir"] = preset(record).data.dir  # at that scale it would read the built-in text
+    if "--optim.schedule.warmup-steps" in rest:
+        added["--optim.schedule.warmup-steps"] = 1  # as short as the run
     if "--parallel.context-parallel" in rest:
         added["--batch.sequence-tokens"] = BATCH_TOKENS  # a block of 128 for each rank
     if verb == "ablate" and rest[0] in ONE_PART and "--only" not in rest:

@@ -142,6 +142,7 @@ def test_pieces_of_any_length_give_the_logits_of_the_whole() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
+        {"softcap": 3.0, "softcap_shift": 1.0},
         {"value_path": "residual"},
         {"value_path": "layerwise", "value_lambdas": 1},
         {"value_path": "mirrored", "value_storage": "chunks"},
@@ -153,7 +154,6 @@ def test_pieces_of_any_length_give_the_logits_of_the_whole() -> None:
         {"norm": "rms_weighted", "activation": "swiglu", "biases": True},
         {"norm": "layer"},
         {"layers_without_attention": (0, -1)},
-        {"softcap": 3.0, "softcap_shift": 1.0},
         {"x0_mix": False, "unet_skips": False, "document_mask": False, "softcap": None, "embedding_norm": True},
     ],
     ids=lambda changes: "-".join(changes),
