@@ -16,13 +16,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
 from runs import train
 
 from paceline.core.environment import code_version, environment
 from paceline.core.files import write_json
 from paceline.core.schema import read_json, to_dict
+from paceline.lab.bench.gemm import measured_peak
 from paceline.metrics.metrics_file import StepMetrics, read_metrics
+from paceline.parallel.machine import inspect_machine
+from paceline.recipes.presets import preset
 from paceline.settings.run import RunConfig, read_config
 from paceline.settings.schedule import stage_starts
 
@@ -30,6 +32,10 @@ from paceline.settings.schedule import stage_starts
 def charged_s(steps: list[StepMetrics], train_s: float, untimed: int, stage_end: int) -> float:
     """Every step, the untimed ones at the mean of those of the first stage that were timed."""
     timed = [step for step in steps if untimed < step.step <= stage_end]
+    if len(timed) < 2:
+        raise SystemExit(
+            f"the first stage ends at step {stage_end}, with {untimed} untimed: no step to charge those by"
+        )
     one = (timed[-1].train_s - timed[0].train_s) / (len(timed) - 1)
     return train_s + untimed * one
 
@@ -72,21 +78,6 @@ def by_stage(steps: list[StepMetrics], config: RunConfig) -> list[float]:
     return [round((at[end] - at[start]) / max(1, end - start), 5) for start, end in pairs]
 
 
-def matmul_tflops(size: int = 8192, repeats: int = 20) -> float | None:
-    """The card's own rate of a bf16 product."""
-    if not torch.cuda.is_available():
-        return None
-    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    for number in range(repeats + 5):
-        if number == 5:
-            start.record()
-        a @ b
-    end.record()
-    torch.cuda.synchronize()
-    return round(2 * size**3 * repeats / (start.elapsed_time(end) * 1e9), 1)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("preset")
@@ -103,7 +94,7 @@ def main() -> None:
         "date": datetime.now(UTC).date().isoformat(),
         "code": to_dict(code_version()) | ({"commit": arguments.commit} if arguments.commit else {}),
         "environment": environment(),
-        "matmul_tflops": matmul_tflops(),
+        "matmul_tflops": round(measured_peak(inspect_machine(preset("demo"))[1]) / 1e12, 1),
         "runs": {},
     }
     with tempfile.TemporaryDirectory() as folder:

@@ -128,13 +128,13 @@ class GPT(nn.Module):
 
     def losses(self, x: Tensor, tokens: Tensor, targets: Tensor) -> Losses:
         """From the normalised stream (B, T, width)."""
-        x = x.flatten(0, -2)
+        x, head = x.flatten(0, -2), self._head_rows()
         if self.sampler is not None and torch.is_grad_enabled() and self.sampler.count:
-            main = self.sampler.losses(self.loss, x.view(*targets.shape, -1), self._head_rows(), targets, self.bounds)
+            main = self.sampler.losses(self.loss, x.view(*targets.shape, -1), head, targets, self.bounds)
         else:
-            losses = self.loss(x, self._head_rows(), targets.flatten(), *self.bounds)
+            losses = self.loss(x, head, targets.flatten(), *self.bounds)
             main = losses.view(targets.shape) if losses.dim() else losses
-        inputs = LossInputs(x, self._head_rows(), tokens, targets, *self.bounds)
+        inputs = LossInputs(x, head, tokens, targets, *self.bounds)
         return Losses(main, tuple(total(inputs) for total in self.terms))
 
     def head_input(self, tokens: Tensor, windows: Tensor) -> Tensor:

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from paceline.recipes.records import r18_softcap
 from paceline.settings.data import BatchConfig
-from paceline.settings.model import LayerOverride, NgramConfig, WindowConfig
-from paceline.settings.optim import AverageConfig, GroupConfig, ScheduleConfig
-from paceline.settings.run import CheckpointConfig, RunConfig
+from paceline.settings.model import LayerOverride, ModelConfig, NgramConfig, WindowConfig
+from paceline.settings.optim import AverageConfig, GroupConfig, OptimConfig, ScheduleConfig
+from paceline.settings.run import RunConfig
 from paceline.settings.schedule import Stage
 
 LAYERS = tuple(range(11))
@@ -16,11 +16,28 @@ PREDECESSORS = {"frontier-60": "r18-softcap"}
 
 
 def frontier_60() -> RunConfig:
-    """For a validation loss of 3.3128 on the en-140M track in the least time: small batches first, attention in 7 of 11
-    layers, a sampled softmax, n-gram tables, NorMuon, averaged weights."""
+    """Towards a validation loss of 3.3128 on the en-140M track in the least time: small batches first, attention in 7
+    of 11 layers, a sampled softmax, n-gram tables, NorMuon, averaged weights."""
     base = r18_softcap()
-    model = replace(
-        base.model,
+    return replace(
+        base,
+        preset="frontier-60",
+        steps=600,
+        model=_model(base.model),
+        optim=_optim(base.optim),
+        batch=BatchConfig(tokens=131_072, sequence_tokens=SEQUENCE, micro_tokens=SEQUENCE),
+        stages=(
+            Stage(share=0.4, batch_tokens=65_536, lr=0.7, window_tokens=128, long_window_tokens=384),
+            Stage(share=0.4, window_tokens=384, long_window_tokens=896),
+            Stage(share=0.13, window_tokens=640, long_window_tokens=1_408),
+            Stage(share=0.07, window_tokens=640, long_window_tokens=1_408, candidates=0),
+        ),
+    )
+
+
+def _model(base: ModelConfig) -> ModelConfig:
+    return replace(
+        base,
         num_layers=11,
         layers_without_attention=(4, 6, 7, 9),
         layer_overrides=(
@@ -54,8 +71,11 @@ def frontier_60() -> RunConfig:
         window=WindowConfig(unit="blocks", start_tokens=128, growth_tokens=0, quantum_tokens=128),
         long_window=WindowConfig(unit="blocks", start_tokens=384, growth_tokens=0, quantum_tokens=128),
     )
+
+
+def _optim(base: OptimConfig) -> OptimConfig:
     muon = replace(
-        base.optim.muon,
+        base.muon,
         lr=0.032,
         momentum_warmup_steps=0,
         momentum_warmup_share=0.2,
@@ -66,10 +86,10 @@ def frontier_60() -> RunConfig:
         weight_decay=0.6,
         cautious_decay=True,
     )
-    optim = replace(
-        base.optim,
+    return replace(
+        base,
         muon=muon,
-        adam=replace(base.optim.adam, embedding_lr=0.6, beta1=0.9, beta2=0.99, eps=1e-15),
+        adam=replace(base.adam, embedding_lr=0.6, beta1=0.9, beta2=0.99, eps=1e-15),
         groups=(
             GroupConfig(name="embeddings", lr=0.008, beta1=0.5, beta2=0.95),
             GroupConfig(name="value_embeddings", beta1=0.75, beta2=0.95),
@@ -77,21 +97,6 @@ def frontier_60() -> RunConfig:
         ),
         schedule=ScheduleConfig(cooldown_share=0.6, floor=0.15),
         average=AverageConfig(tau_share=0.1, start_share=0.7, blend=0.5, groups=("matrices", "embeddings")),
-    )
-    return replace(
-        base,
-        preset="frontier-60",
-        steps=600,
-        model=model,
-        optim=optim,
-        batch=BatchConfig(tokens=131_072, sequence_tokens=SEQUENCE, micro_tokens=SEQUENCE),
-        stages=(
-            Stage(share=0.4, batch_tokens=65_536, lr=0.7, window_tokens=128, long_window_tokens=384),
-            Stage(share=0.4, window_tokens=384, long_window_tokens=896),
-            Stage(share=0.13, window_tokens=640, long_window_tokens=1_408),
-            Stage(share=0.07, window_tokens=640, long_window_tokens=1_408, candidates=0),
-        ),
-        checkpoint=CheckpointConfig(at_end=False),
     )
 
 
